@@ -11,7 +11,10 @@ rlstack.networks, rlstack.specs.
 
 from __future__ import annotations
 
-from agents.registry import AGENTS, Entry, register
+if __name__ != "rlstack.agents":  # from a checkout, where the folder is beside rlstack/
+    raise ImportError("This package is rlstack.agents: import it by that name.")
+
+from rlstack.agents.registry import AGENTS, Entry, register
 from rlstack.references import import_modules
 
 import_modules(__name__, __path__)

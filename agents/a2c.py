@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from agents.registry import register
+from rlstack.agents.registry import register
 from rlstack.families.policy_gradient import (
     PolicyGradientAgent,
     PolicyGradientConfig,

@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents.registry import register
 from rlstack import distributions
 from rlstack.agent import Agent
+from rlstack.agents.registry import register
 from rlstack.checks import Checked
 from rlstack.distributions import Joint, Normal
 from rlstack.exploration import initial_counts

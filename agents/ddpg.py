@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents.registry import register
+from rlstack.agents.registry import register
 from rlstack.families.off_policy import (
     DeterministicAgent,
     DeterministicConfig,

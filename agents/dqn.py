@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents.registry import register
+from rlstack.agents.registry import register
 from rlstack.families.q_learning import (
     QLearning,
     QLearningConfig,

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from agents.registry import register
 from rlstack import distributions
 from rlstack.agent import Agent
+from rlstack.agents.registry import register
 from rlstack.checks import Checked
 from rlstack.networks import Network
 from rlstack.networks.torsos import action_mask

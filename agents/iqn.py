@@ -15,7 +15,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from agents.registry import register
+from rlstack.agents.registry import register
 from rlstack.families.q_learning import (
     QLearning,
     QLearningConfig,

@@ -16,9 +16,9 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents.registry import register
 from rlstack import distributions
 from rlstack.agent import EpochAgent
+from rlstack.agents.registry import register
 from rlstack.families.policy_gradient import (
     PolicyGradientAgent,
     PolicyGradientConfig,

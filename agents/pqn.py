@@ -24,9 +24,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents.registry import register
 from rlstack import distributions
 from rlstack.agent import EpochAgent
+from rlstack.agents.registry import register
 from rlstack.checks import Checked
 from rlstack.exploration import (
     Counts,

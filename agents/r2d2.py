@@ -31,8 +31,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents.registry import register
 from rlstack import distributions
+from rlstack.agents.registry import register
 from rlstack.checks import Checked
 from rlstack.exploration import (
     Counts,

@@ -25,7 +25,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from agents.registry import register
+from rlstack.agents.registry import register
 from rlstack.families.policy_gradient import (
     PolicyGradientAgent,
     PolicyGradientConfig,

@@ -1,4 +1,4 @@
-"""Rules for `agents.fixed.Scripted`, for environments with a known solution."""
+"""Rules for `rlstack.agents.fixed.Scripted`, for environments with a known solution."""
 
 from __future__ import annotations
 

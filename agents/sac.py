@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import optax
 from dm_env import specs
 
-from agents.registry import register
 from rlstack import distributions, exploration
+from rlstack.agents.registry import register
 from rlstack.exploration import Counts, next_counts
 from rlstack.families.off_policy import PolicyAndCriticsAgent, PolicyAndCriticsConfig
 from rlstack.math.n_step import NStep, n_step

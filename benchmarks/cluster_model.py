@@ -38,9 +38,9 @@ import psutil
 
 from benchmarks import coordinator, learner_group
 from benchmarks.topologies import Program
-from programs import timing
-from programs.experiment import ProgramConfig
-from programs.presets import preset
+from rlstack.programs import timing
+from rlstack.programs.experiment import ProgramConfig
+from rlstack.programs.presets import preset
 from rlstack.rpc import transports
 
 NAME = "cluster_model"

@@ -28,18 +28,18 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from agents.ppo import PPOConfig
 from benchmarks import entity_loop
 from benchmarks.entity_attention import passes, shares, skewed
 from benchmarks.report import Rate, Result, Timers, alternate, rate
 from benchmarks.single_process import Ours
-from programs.components import xla
-from programs.presets import preset
+from rlstack.agents.ppo import PPOConfig
 from rlstack.entity import BatchView
 from rlstack.entity.games import GAMES
 from rlstack.entity.scripted import SCRIPTED_POLICIES
 from rlstack.envs import SyncEnv
 from rlstack.networks.ragged.entity_layout import read_layout
+from rlstack.programs.components import xla
+from rlstack.programs.presets import preset
 from rlstack.replay import ReplayConfig
 from rlstack.types import PyTree, TimeStep
 

@@ -6,7 +6,8 @@ write it: gymnax's own ``step``, which resets in the step that ends an episode a
 for terminations; no checks for NaN, no agent states, logs of the loss and of returns only. Ours
 keeps the time rules, which makes one step more in each episode; such steps do not count as frames.
 The loops of DQN and SAC are in `benchmarks.fused_off_policy`. Each comparison has a process of its
-own, in which XLA has as many threads as `rlstack train` gives it (`programs.components.xla`).
+own, in which XLA has as many threads as `rlstack train` gives it
+(`rlstack.programs.components.xla`).
 
 The last line's `medians` have the seconds of compilation too, with the first update.
 
@@ -24,22 +25,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from agents.dqn import DQNConfig
-from agents.ppo import PPOConfig
-from agents.sac import SACConfig
 from benchmarks.children import in_new_process
 from benchmarks.fused_off_policy import DQNLoop, SACLoop
 from benchmarks.reference_ppo import gae
 from benchmarks.report import Result, alternate
-from programs.components import xla
-from programs.experiment import EnvConfig, Experiment
-from programs.member_config import AgentConfig
-from programs.presets.registry import on_policy_replay, transitions
-from programs.run.fused import Fused
+from rlstack.agents.dqn import DQNConfig
+from rlstack.agents.ppo import PPOConfig
+from rlstack.agents.sac import SACConfig
 from rlstack.fused.loop import Limits
 from rlstack.jax_envs.libraries.from_gymnax import make_gymnax
 from rlstack.networks import NetworkConfig, actor_critic
 from rlstack.networks.layers import forms
+from rlstack.programs.components import xla
+from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.member_config import AgentConfig
+from rlstack.programs.presets.registry import on_policy_replay, transitions
+from rlstack.programs.run.fused import Fused
 from rlstack.replay import ReplayConfig
 from rlstack.types import Array, Params, PRNGKey, TimeStep
 

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from programs.experiment import Experiment
 from rlstack.jax_envs.libraries.from_gymnax import make_gymnax
 from rlstack.networks import CriticInput, ensemble, policy_and_critic, q_network
+from rlstack.programs.experiment import Experiment
 from rlstack.types import Array, PRNGKey, PyTree, TimeStep
 
 

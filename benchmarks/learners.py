@@ -25,25 +25,25 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from agents.bc import BC
-from agents.ddpg import DDPG
-from agents.ppo import PPO
-from agents.r2d2 import R2D2
-from agents.sac import SAC
-from agents.td3 import TD3
 from benchmarks.report import Comparison, Result, alternate, rate
-from programs.components import xla
-from programs.components.agent import make_agent
-from programs.components.environments import make_env
-from programs.experiment import Experiment
-from programs.presets import preset
 from rlstack.acting.actor import transition_spec
 from rlstack.agent import Agent
+from rlstack.agents.bc import BC
+from rlstack.agents.ddpg import DDPG
+from rlstack.agents.ppo import PPO
+from rlstack.agents.r2d2 import R2D2
+from rlstack.agents.sac import SAC
+from rlstack.agents.td3 import TD3
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.families.policy_gradient import PolicyGradientAgent
 from rlstack.families.q_learning import QLearning
 from rlstack.learning.learner import Learner
 from rlstack.optimizers import component_optimizer
+from rlstack.programs.components import xla
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.environments import make_env
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.presets import preset
 from rlstack.types import Batch, EnvSpec, Params, PyTree, TimeStep, Transition
 
 TARGET = 1 / 1.2

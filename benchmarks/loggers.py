@@ -35,13 +35,13 @@ import psutil
 from benchmarks.children import Child, answer, children
 from benchmarks.report import Comparison, Result, alternate, rate
 from benchmarks.single_process import UNROLL, Ours, Setting, experiment
-from programs.components import xla
-from programs.experiment import Experiment, to_json
-from programs.tracking.display import ProgressDisplay
-from programs.tracking.own_loggers import READY, TRACKERS
-from programs.tracking.periodic import PeriodicActions
-from programs.tracking.progress import Progress, open_logs
-from programs.tracking.run_dir import RunDir
+from rlstack.programs.components import xla
+from rlstack.programs.experiment import Experiment, to_json
+from rlstack.programs.tracking.display import ProgressDisplay
+from rlstack.programs.tracking.own_loggers import READY, TRACKERS
+from rlstack.programs.tracking.periodic import PeriodicActions
+from rlstack.programs.tracking.progress import Progress, open_logs
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.references import load_hook
 from rlstack.storage.loggers import Fanout, Logger
 
@@ -99,7 +99,7 @@ def counted(name: str) -> Callable[[Path], Counted]:
 
 
 class Logged(Ours):
-    """A single process that logs to files, as `programs.run.train` does."""
+    """A single process that logs to files, as `rlstack.programs.run.train` does."""
 
     def __init__(self, cfg: Experiment, directory: RunDir, loggers: tuple[Any, ...]) -> None:
         """Makes the process and its loggers, and waits until trackers have started."""
@@ -264,7 +264,7 @@ def _watch(what: str, folder: Path) -> None:
 def _top(folder: Path) -> Callable[[], object]:
     from rich.console import Console
 
-    from programs.status.top import Top
+    from rlstack.programs.status.top import Top
 
     top, console = Top([folder]), Console(file=io.StringIO(), width=200, force_terminal=True)
     return lambda: console.print(top.render())
@@ -272,8 +272,8 @@ def _top(folder: Path) -> Callable[[], object]:
 
 def _page(folder: Path) -> Callable[[], object]:
     """Returns a look at the data of the dashboard, as its page asks for them."""
-    from programs.status.dashboard import Dashboard
-    from programs.status.server import DashboardServer
+    from rlstack.programs.status.dashboard import Dashboard
+    from rlstack.programs.status.server import DashboardServer
 
     server = DashboardServer(Dashboard(folder), 0)
     threading.Thread(target=server.serve_forever, daemon=True).start()

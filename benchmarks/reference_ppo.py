@@ -2,9 +2,9 @@
 
 It has no abstractions and no waste: EnvPool's public Gymnasium interface, one jitted call to act
 (which splits the key), numpy rollout buffers, one jitted call to learn. It does the same work as
-rlstack: networks are those of rlstack.networks, hyperparameters those of `agents.ppo`. Episodes cut
-by a time limit are bootstrapped. The step on which EnvPool starts a new episode, and ignores the
-action, is left out of every mean.
+rlstack: networks are those of rlstack.networks, hyperparameters those of `rlstack.agents.ppo`.
+  Episodes cut by a time limit are bootstrapped. The step on which EnvPool starts a new episode, and
+  ignores the action, is left out of every mean.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import numpy as np
 import optax
 from dm_env import specs
 
-from agents.ppo import PPOConfig
-from programs.experiment import EnvConfig
+from rlstack.agents.ppo import PPOConfig
 from rlstack.envs.cpp import library
 from rlstack.networks import NetworkConfig, actor_critic
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.experiment import EnvConfig
 from rlstack.types import Array, Params, PyTree, TimeStep
 
 Updated = tuple[Params, optax.OptState, Array]  # the array is the loss
@@ -232,7 +232,7 @@ class ReferencePPO:
         return optax.apply_updates(params, updates), opt_state, loss
 
     def loss(self, params: Params, rows: Minibatch) -> Array:
-        """Returns PPO's loss on rows, as `agents.ppo.PPO.loss`."""
+        """Returns PPO's loss on rows, as `rlstack.agents.ppo.PPO.loss`."""
         cfg = self.cfg
         weights = rows.mask / jnp.maximum(rows.mask.sum(), 1)
         policy, value = self._forward(params, rows.observation)

@@ -23,15 +23,15 @@ from typing import Any, NamedTuple
 
 import jax
 
-from agents.ppo import PPOConfig
 from benchmarks.reference_ppo import ReferencePPO
 from benchmarks.report import Result, Timed, Timers, alternate, rate
-from programs.components import xla
-from programs.experiment import EnvConfig, Experiment
-from programs.run.single_process import SingleProcess
-from programs.tracking.periodic import PeriodicActions
+from rlstack.agents.ppo import PPOConfig
 from rlstack.networks import NetworkConfig
 from rlstack.networks.layers import forms
+from rlstack.programs.components import xla
+from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.run.single_process import SingleProcess
+from rlstack.programs.tracking.periodic import PeriodicActions
 from rlstack.replay import ReplayConfig
 from rlstack.storage import allocator
 

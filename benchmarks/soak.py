@@ -134,7 +134,7 @@ class Soak:
 def soak(topology: str, minutes: float, run_dir: Path) -> list[str]:
     """Runs one program; prints its slopes, and returns what is wrong."""
     arguments = [*_TRAIN, "--topology", topology, "--run-dir", str(run_dir)]
-    command = [sys.executable, "-m", "programs", "train", *arguments]
+    command = [sys.executable, "-m", "rlstack", "train", *arguments]
     with open(run_dir.with_suffix(".output"), "w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
         samples = Soak(run_dir, process.pid)

@@ -6,7 +6,8 @@ on the machine, and on what else it does; ratios hardly do.
 
 - train/...: the script's time divided by that of `rlstack train gymnax-cartpole-ppo` up to its
   `result.json`, which does the same, writes logs and checkpoints, and evaluates once more.
-- program/...: the script's time divided by that from `programs.run.train.run` to the first logged
+- program/...: the script's time divided by that from `rlstack.programs.run.train.run` to the first
+logged
   update of a distributed program of six processes (`benchmarks.topologies`).
 
 Each is measured without stored compiled functions, and with those of an earlier start. The script
@@ -30,7 +31,7 @@ from unittest import mock
 
 from benchmarks.report import Result, alternate
 from benchmarks.topologies import start_seconds
-from programs.launchers import compiled
+from rlstack.programs.launchers import compiled
 from rlstack.rpc import transports
 
 NAME = "starts"
@@ -77,7 +78,7 @@ def _script() -> float:
 def _train(stored: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
-        command = ["-m", "programs", "train", "gymnax-cartpole-ppo", "--run-dir", str(run_dir)]
+        command = ["-m", "rlstack", "train", "gymnax-cartpole-ppo", "--run-dir", str(run_dir)]
         result = run_dir / "result.json"
         return _seconds(command, result, "eval_return_mean", **{compiled.OWN: stored})
 

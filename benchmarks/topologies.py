@@ -9,7 +9,8 @@ Calls between processes use the transport `--transport`, by default that of this
   client ("all").
 - learner: updates/s with samples from a Reverb server in another process, or from a node with the
   stack's own table ("table"), divided by those with samples from memory.
-- startup: 12 s divided by the seconds from `programs.run.train.run` to the first logged update of a
+- startup: 12 s divided by the seconds from `rlstack.programs.run.train.run` to the first logged
+update of a
   distributed program of six processes.
 
 Each program runs in a separate process.
@@ -33,16 +34,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from agents.ppo import PPOConfig
 from benchmarks import topologies_learner, topologies_service
 from benchmarks.children import Child, answer
 from benchmarks.report import Comparison, Result, alternate
-from programs.experiment import EnvConfig, Experiment, ProgramConfig, from_json, to_json
-from programs.presets import preset
-from programs.run import train
-from programs.tracking.signals import Interrupted
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.ppo import PPOConfig
 from rlstack.networks import NetworkConfig
+from rlstack.programs.experiment import EnvConfig, Experiment, ProgramConfig, from_json, to_json
+from rlstack.programs.presets import preset
+from rlstack.programs.run import train
+from rlstack.programs.tracking.signals import Interrupted
 from rlstack.replay import ReplayConfig
 from rlstack.rpc import transports
 

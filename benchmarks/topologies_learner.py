@@ -16,13 +16,13 @@ import numpy as np
 
 from benchmarks.children import Child, answer, children
 from benchmarks.report import Comparison, Timed, Timers, alternate, rate
-from programs.components import cores, xla
-from programs.components.agent import make_agent
-from programs.components.environments import make_env
-from programs.experiment import Experiment
-from programs.presets import preset
 from rlstack.acting.actor import transition_spec
 from rlstack.learning.learner import Learner
+from rlstack.programs.components import cores, xla
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.environments import make_env
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.presets import preset
 from rlstack.replay import InProcessReplay, ReplayConfig
 from rlstack.replay.reverb import ReverbReplayBuffer, ReverbServer
 from rlstack.replay.served import ReplayService, ServedReplayBuffer

@@ -23,14 +23,14 @@ import numpy as np
 from benchmarks import bare
 from benchmarks.children import Child, answer, children, requests
 from benchmarks.report import Comparison, alternate
-from programs.components.agent import make_agent
-from programs.components.environments import make_env
-from programs.experiment import EnvConfig, Experiment, ProgramConfig
-from programs.nodes.base import Setup
-from programs.nodes.inference import InferenceNode
-from programs.presets import preset
-from programs.tracking.run_dir import RunDir
 from rlstack.agent import Agent
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.environments import make_env
+from rlstack.programs.experiment import EnvConfig, Experiment, ProgramConfig
+from rlstack.programs.nodes.base import Setup
+from rlstack.programs.nodes.inference import InferenceNode
+from rlstack.programs.presets import preset
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.rpc import RemoteObject, codec, serve, transports
 from rlstack.types import AgentOut, Array, EnvSpec, Params, TimeStep
 

@@ -12,14 +12,15 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("rlstack", "agents", "programs")
+TOPS = ("rlstack", "rlstack.agents", "rlstack.programs")
 
 
 def modules_by_package() -> dict[str, list[str]]:
     """Returns the dotted names of the public modules of each package, packages sorted."""
     found: dict[str, list[str]] = {}
-    for top in PACKAGES:
-        for path in sorted((ROOT / top).rglob("*.py")):
+    for top in TOPS:  # links to folders are not followed
+        folder = ROOT / top.replace(".", "/")
+        for path in sorted(folder.rglob("*.py")):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             package, _, module = name.rpartition(".")
             if module == "__init__":
@@ -30,10 +31,12 @@ def modules_by_package() -> dict[str, list[str]]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Adds the pages to the navigation, below the three top packages."""
-    names = list(modules_by_package())
-    tops = [{top: [_page(name) for name in names if name.split(".")[0] == top]} for top in PACKAGES]
-    config.nav = [*(config.nav or []), {"API": tops}]
+    """Adds the pages to the navigation, below the package and its two largest parts."""
+    tops: dict[str, list[str]] = {top: [] for top in TOPS}
+    for name in modules_by_package():
+        top = next(top for top in reversed(TOPS) if f"{name}.".startswith(f"{top}."))
+        tops[top].append(_page(name))
+    config.nav = [*(config.nav or []), {"API": [{top: pages} for top, pages in tops.items()]}]
     return config
 
 

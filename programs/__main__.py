@@ -13,8 +13,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from programs import module_path
-from programs.tracking import signals
+from rlstack.programs import module_path
+from rlstack.programs.tracking import signals
 
 USAGE = """\
 usage: rlstack COMMAND ...
@@ -85,20 +85,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         if rest and rest[0] in ("-h", "--help"):
             print(_DOCTOR_USAGE, end="")
             return 0
-        from programs.cli import doctor
+        from rlstack.programs.cli import doctor
 
         return doctor.main()
     if command in ("top", "dashboard"):  # without JAX
-        from programs.cli import status
+        from rlstack.programs.cli import status
 
         return status.top(rest) if command == "top" else status.dashboard(rest)
     if argv is None and command in _COMPILING:
-        from programs.launchers import compiled
+        from rlstack.programs.launchers import compiled
 
         compiled.keep()
     with contextlib.ExitStack() as stack:
         if argv is None and command == "train":
-            from programs.launchers import launcher
+            from rlstack.programs.launchers import launcher
 
             if launcher.is_needed(rest):
                 stack.enter_context(launcher.early())
@@ -112,13 +112,23 @@ def _run(command: str, args: list[str], in_own_process: bool) -> int:
     """Imports the commands and runs one of them; returns the exit code."""
     try:
         with module_path.imported_for_good() if in_own_process else contextlib.nullcontext():
-            from programs.cli import commands
+            from rlstack.programs.cli import commands
     except ImportError as error:
         if os.environ.get("RLSTACK_TRACEBACK"):
             raise
-        print(f"rlstack: {error}. `rlstack doctor` checks the packages.", file=sys.stderr)
+        print(f"rlstack: {error}. {_how_to_repair()}", file=sys.stderr)
         return 1
     return commands.main(command, args)
+
+
+def _how_to_repair() -> str:
+    """Returns what to do after an import that failed."""
+    from rlstack.programs.cli import features
+
+    others = features.owners("rlstack") - {"rlstack"}
+    return "".join(f"{name} also installs a package named rlstack. " for name in sorted(others)) + (
+        "`rlstack doctor` checks the packages."
+    )
 
 
 def _complete_streams() -> None:
@@ -139,7 +149,3 @@ def _complete_streams() -> None:
             setattr(sys, name, stream)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,8 +1,8 @@
 """Callbacks: objects of the user's own that are told what happens in a run.
 
-They are called in the process that calls `programs.run.train.run`, in every topology; so they are
-the user's own objects, and need not be pickled. In a topology of several nodes the coordinator
-collects what happens, and the calls come up to a second later.
+They are called in the process that calls `rlstack.programs.run.train.run`, in every topology; so
+they are the user's own objects, and need not be pickled. In a topology of several nodes the
+coordinator collects what happens, and the calls come up to a second later.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ def check_callback(callback: Any) -> None:
     own = [name for name in dir(callback) if name.startswith("on_")]
     rule = f"callbacks must have some of the methods {', '.join(known)}"
     if isinstance(callback, type) or not own:
-        raise WrongKindError(f"{rule}; got {callback!r:.80}. Subclass programs.callbacks.Callback.")
+        raise WrongKindError(
+            f"{rule}; got {callback!r:.80}. Subclass rlstack.programs.callbacks.Callback."
+        )
     for name in own:
         close = difflib.get_close_matches(name, known, n=1)
         if name not in known and close:

@@ -14,21 +14,21 @@ import cattrs
 import numpy as np
 from cattrs.preconf.json import make_converter
 
-from agents import AGENTS
-from programs import fused_config, member_config, own_modules, program_config
-from programs.env_config import EnvConfig
-from programs.member_config import AgentConfig, MemberConfig, is_fixed
-from programs.program_config import IN_ONE_PROCESS, ProgramConfig, Topology
-from programs.stop_config import StopConfig
 from rlstack.acting.evaluator import EvaluationPeriod, EvaluatorConfig
 from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inference_service import ServiceConfig
+from rlstack.agents import AGENTS
 from rlstack.checks import Checked
 from rlstack.exploration import PolicyConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.learning.learner import LearnerConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import require_component
+from rlstack.programs import fused_config, member_config, own_modules, program_config
+from rlstack.programs.env_config import EnvConfig
+from rlstack.programs.member_config import AgentConfig, MemberConfig, is_fixed
+from rlstack.programs.program_config import IN_ONE_PROCESS, ProgramConfig, Topology
+from rlstack.programs.stop_config import StopConfig
 from rlstack.references import Hook, name_of, nearest
 from rlstack.replay import ReplayConfig
 from rlstack.replay.base import NO_FACTORY

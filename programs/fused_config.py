@@ -6,9 +6,9 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from programs.env_config import EnvConfig
 from rlstack.checks import Checked
 from rlstack.learning.learner import LearnerConfig
+from rlstack.programs.env_config import EnvConfig
 from rlstack.references import Hook
 from rlstack.replay import ReplayConfig
 

@@ -1,7 +1,8 @@
 """A program as plain data: its nodes, which nodes call which, and which may be restarted.
 
-A topology (`programs.topologies`) describes a program; a launcher (`programs.launchers`) runs it.
-This module depends on neither, nor on how nodes call one another.
+A topology (`rlstack.programs.topologies`) describes a program; a launcher
+(`rlstack.programs.launchers`) runs it. This module depends on neither, nor on how nodes call one
+another.
 """
 
 from __future__ import annotations

@@ -8,15 +8,15 @@ import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from agents import AGENTS
-from agents.fixed import Fixed
-from programs import own_modules
-from programs.program_config import IN_ONE_PROCESS, ProgramConfig
+from rlstack.agents import AGENTS
+from rlstack.agents.fixed import Fixed
 from rlstack.checks import Checked
 from rlstack.exploration import PolicyConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.learning.learner import LearnerConfig
 from rlstack.networks import NetworkConfig
+from rlstack.programs import own_modules
+from rlstack.programs.program_config import IN_ONE_PROCESS, ProgramConfig
 from rlstack.references import Hook
 from rlstack.replay import ReplayConfig
 

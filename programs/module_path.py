@@ -1,6 +1,6 @@
-"""The order in which Python looks for modules, the stack's packages first, and how they are kept.
+"""The order in which Python looks for modules, the stack's package first, and how they are kept.
 
-`python -m` puts the current directory first. A file `agents.py` there, or a folder of that name,
+`python -m` puts the current directory first. A file `rlstack.py` there, or a folder of that name,
 would take the place of the stack's package.
 """
 
@@ -12,15 +12,15 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
-_PACKAGES = ("rlstack", "agents", "programs")
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_PACKAGE = "rlstack"
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def arranged(path: Sequence[str]) -> list[str]:
-    """Returns a module path on which no directory of the user's hides a package of the stack.
+    """Returns a module path on which no directory of the user's hides the stack's package.
 
-    The current directory comes last, and so do directories that have a module with the name of one
-    of the stack's packages. All others stay in their order.
+    The current directory comes last, and so do directories that have a module with the package's
+    name. All others stay in their order.
     """
     here = os.getcwd()
     path = list(dict.fromkeys(os.path.abspath(entry) if entry else here for entry in path))
@@ -33,7 +33,7 @@ def arranged(path: Sequence[str]) -> list[str]:
 
 
 def _hides_the_stack(directory: str) -> bool:
-    names = (name + ending for name in _PACKAGES for ending in ("", ".py"))
+    names = (_PACKAGE, f"{_PACKAGE}.py")
     return any(os.path.exists(os.path.join(directory, name)) for name in names)
 
 

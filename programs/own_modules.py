@@ -1,15 +1,16 @@
 """Finds agents and presets of the user's own, so that nobody has to edit this checkout.
 
-A module registers what it has when it is imported (`agents.register`, `programs.presets.registry`).
-The modules come from the option ``--module``, and from entry points of installed packages.
+A module registers what it has when it is imported (`rlstack.agents.register`,
+`rlstack.programs.presets.registry`). The modules come from the option ``--module``, and from entry
+points of installed packages.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 
 from rlstack.checks import ExitError, no_exits
+from rlstack.references import import_named
 
 AGENTS, PRESETS = "rlstack.agents", "rlstack.presets"  # groups of entry points
 
@@ -22,7 +23,7 @@ def load(name: str) -> None:
     """
     try:
         with no_exits():
-            importlib.import_module(name)
+            import_named(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise ValueError(f"--module {name}: it cannot be imported: {error}.") from error

@@ -15,7 +15,6 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from programs.policies.policy import load
     from rlstack.acting.actor import Actor
     from rlstack.acting.evaluator import Evaluator, EvaluatorConfig
     from rlstack.acting.inference import InferencerConfig
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from rlstack.envs import AsyncEnv, SyncEnv
     from rlstack.learning.learner import Learner, LearnerConfig
     from rlstack.networks import Network
+    from rlstack.programs.policies.policy import load
     from rlstack.replay import InProcessReplay, ReplayBuffer, ReplayConfig, SharedMemReplayBuffer
     from rlstack.replay.reverb import ReverbReplayBuffer, ReverbServer
     from rlstack.types import (
@@ -67,7 +67,7 @@ _MODULES = {
     "TimeStep": "rlstack.types",
     "Trajectory": "rlstack.types",
     "Transition": "rlstack.types",
-    "load": "programs.policies.policy",
+    "load": "rlstack.programs.policies.policy",
 }
 
 __all__ = [

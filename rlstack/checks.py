@@ -112,10 +112,9 @@ def place_of(lines: traceback.StackSummary, users: bool = False) -> str:
     return f"{last[0].filename}:{last[0].lineno}" if last else ""
 
 
-_ROOT = __file__.rpartition("rlstack/")[0]
 _OF_OTHERS = (
-    *("site-packages", "dist-packages", "<frozen ", traceback.__file__.rpartition("/")[0] + "/"),
-    *(f"{_ROOT}{package}/" for package in ("rlstack", "agents", "programs")),
+    *("site-packages", "dist-packages", "<frozen "),
+    *(file.rpartition("/")[0] + "/" for file in (traceback.__file__, __file__)),
 )
 
 

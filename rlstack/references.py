@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import inspect
+import pickle
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import IO, TYPE_CHECKING, Any
 
 from rlstack.checks import WrongKindError
 
@@ -17,6 +20,42 @@ if TYPE_CHECKING:
     Hook = str | Callable[..., Any]
 else:
     Hook = str
+
+
+# Names of packages in files of versions before 0.2, and their names today.
+RENAMED = {"agents": "rlstack.agents", "programs": "rlstack.programs"}
+
+
+def renamed(module: str) -> str:
+    """Returns a module's name of today, if the stack had this module under an older name."""
+    top, _, rest = module.partition(".")
+    new = f"{RENAMED.get(top, top)}.{rest}"
+    if top not in RENAMED or not rest:
+        return module
+    try:
+        found = importlib.util.find_spec(new)
+    except ModuleNotFoundError:  # a package around it
+        found = None
+    return module if found is None else new  # else it is the user's
+
+
+def import_named(module: str) -> ModuleType:
+    """Imports a module that a config, a file of a run or the user names; see `renamed`.
+
+    Raises:
+      ImportError: there is no such module, or it cannot be imported.
+    """
+    return importlib.import_module(renamed(module))
+
+
+def unpickled(file: IO[bytes]) -> Any:
+    """Returns the object of a pickle that this or an older version of the stack wrote."""
+    return _Unpickler(file).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        return super().find_class(renamed(module), name)
 
 
 def load_object(reference: str) -> Any:
@@ -29,7 +68,7 @@ def load_object(reference: str) -> Any:
     if not (module_name and name):
         raise ValueError(f'{reference!r}: must be of the form "module:name".')
     try:
-        module = importlib.import_module(module_name)
+        module = import_named(module_name)
         return getattr(module, name)
     except ModuleNotFoundError as error:
         # The missing module may be a package of the path, but not one that the module imports.

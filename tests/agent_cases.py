@@ -11,8 +11,8 @@ import numpy as np
 from dm_env import specs
 
 import tests.agents
-from agents import AGENTS
 from rlstack.agent import Agent, EpochAgent
+from rlstack.agents import AGENTS
 from rlstack.exploration import Greedy
 from rlstack.families.normalised import NormalisationConfig, normalised
 from rlstack.families.policy_gradient import PolicyGradientAgent

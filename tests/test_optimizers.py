@@ -9,11 +9,11 @@ import numpy as np
 import optax
 import pytest
 
-from agents.bc import BCConfig
-from agents.dqn import DQNConfig
-from agents.fixed import RandomConfig
-from agents.ppo import PPOConfig
-from agents.sac import SACConfig
+from rlstack.agents.bc import BCConfig
+from rlstack.agents.dqn import DQNConfig
+from rlstack.agents.fixed import RandomConfig
+from rlstack.agents.ppo import PPOConfig
+from rlstack.agents.sac import SACConfig
 from rlstack.optimizers import (
     OptimizerConfig,
     catalogue,

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("rlstack", "agents", "programs")
+FOLDERS = ("rlstack", "agents", "programs")
 pytestmark = [pytest.mark.slow, pytest.mark.chosen, pytest.mark.timeout(240)]
 
 OWN = """
 import dataclasses
 import gymnasium
-from agents import register
-from agents.ppo import PPO, PPOConfig
-from programs.experiment import EnvConfig
-from programs.presets.registry import like, preset
+from rlstack.agents import register
+from rlstack.agents.ppo import PPO, PPOConfig
+from rlstack.programs.experiment import EnvConfig
+from rlstack.programs.presets.registry import like, preset
 from rlstack.networks import actor_critic
 
 def make_env(**options):
@@ -65,8 +65,8 @@ def build(folder):
     """Builds the wheel from a copy of the sources, since a build writes beside them."""
     source = folder / "source"
     ignore = shutil.ignore_patterns("__pycache__")
-    for name in PACKAGES:
-        shutil.copytree(ROOT / name, source / name, ignore=ignore)
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, source / name, ignore=ignore, symlinks=True)
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, source / name)
     code = "import sys; from setuptools import build_meta as b; print(b.build_wheel(sys.argv[1]))"
@@ -110,22 +110,23 @@ def rlstack(python, tmp_path):
     return lambda *args: call(python, python.parent / "rlstack", *args, cwd=tmp_path / "here")
 
 
-def test_it_holds_the_three_packages_with_all_their_files(wheel):
+def test_it_holds_one_package_with_all_files(wheel):
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert held == {
-        str(path.relative_to(ROOT))
-        for name in PACKAGES
+        str(Path("" if name == "rlstack" else "rlstack") / path.relative_to(ROOT))
+        for name in FOLDERS
         for path in (ROOT / name).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
 
 
 def test_the_commands_find_the_installed_stack_and_no_checkout(python, rlstack, tmp_path):
-    code = f"import {', '.join(PACKAGES)}; print({', '.join(f'{n}.__file__' for n in PACKAGES)})"
+    code = "from rlstack import agents, programs; print(agents.__file__, programs.__file__)"
     assert str(ROOT) not in call(python, "-c", code, cwd=tmp_path)
     assert rlstack("--version").split()[0] == "rlstack"
     assert "cartpole-ppo" in rlstack("list")
-    code = "from programs.cli import features as f; print(f.install(['cluster']), f.reinstall())"
+    code = "from rlstack.programs.cli import features as f"
+    code = f"{code}; print(f.install(['cluster']), f.reinstall())"
     said = call(python, "-c", code, cwd=tmp_path)
     assert said.strip() == "pip install 'rlstack[cluster]' pip install rlstack"
 

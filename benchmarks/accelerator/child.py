@@ -20,13 +20,13 @@ from benchmarks.accelerator.actor import actor
 from benchmarks.accelerator.settings import experiment_of, spec_of
 from benchmarks.accelerator.whole_runs import Found, actors, fused, layouts, many, memory, run
 from benchmarks.report import alternate, rate
-from programs.components import xla
-from programs.components.agent import make_agent
-from programs.env_config import EnvConfig
-from programs.experiment import Experiment
 from rlstack.acting.actor import transition_spec
 from rlstack.envs import AsyncEnv
 from rlstack.learning.learner import Learner
+from rlstack.programs.components import xla
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.env_config import EnvConfig
+from rlstack.programs.experiment import Experiment
 
 
 def learner(name: str, quick: bool) -> Found:

@@ -17,12 +17,12 @@ import numpy as np
 
 from benchmarks.accelerator.settings import experiment_of, spec_of
 from benchmarks.learners import random_batch
-from programs.components.agent import make_agent
-from programs.experiment import Experiment
 from rlstack.acting.actor import transition_spec
 from rlstack.acting.inferencer import Inferencer
 from rlstack.acting.params import FixedParams
 from rlstack.agent import Agent
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.experiment import Experiment
 from rlstack.storage import checkpoint
 from rlstack.types import EnvSpec, PyTree
 

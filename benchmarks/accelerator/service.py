@@ -12,12 +12,12 @@ import numpy as np
 from benchmarks.accelerator.settings import experiment_of, spec_of
 from benchmarks.learners import random_timestep
 from benchmarks.report import at_once
-from programs.components.agent import make_agent
 from rlstack.acting.actor import transition_spec
 from rlstack.acting.batches import padded_sizes
 from rlstack.acting.inference_service import InferenceService, ServiceConfig
 from rlstack.acting.inferencer import Inferencer
 from rlstack.acting.params import FixedParams
+from rlstack.programs.components.agent import make_agent
 from rlstack.types import TimeStep
 
 

@@ -7,13 +7,13 @@ import dataclasses
 import numpy as np
 from dm_env import specs
 
-from agents.ppo import PPOConfig
-from programs.components.environments import environment_spec
-from programs.env_config import EnvConfig
-from programs.experiment import Experiment
-from programs.presets import preset
-from programs.presets.registry import on_policy_replay
-from programs.program_config import Topology
+from rlstack.agents.ppo import PPOConfig
+from rlstack.programs.components.environments import environment_spec
+from rlstack.programs.env_config import EnvConfig
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.presets import preset
+from rlstack.programs.presets.registry import on_policy_replay
+from rlstack.programs.program_config import Topology
 from rlstack.types import EnvSpec
 
 _MANY = 4096  # environments of compiled programs

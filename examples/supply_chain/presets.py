@@ -6,17 +6,23 @@ held-out scenarios.
 
 from __future__ import annotations
 
-from agents.a2c import A2CConfig
-from agents.ddpg import DDPGConfig
-from agents.dqn import DQNConfig
-from agents.fixed import ScriptedConfig
-from agents.ppo import PPOConfig
-from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import falling, on_policy, on_policy_replay, preset, transitions
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.a2c import A2CConfig
+from rlstack.agents.ddpg import DDPGConfig
+from rlstack.agents.dqn import DQNConfig
+from rlstack.agents.fixed import ScriptedConfig
+from rlstack.agents.ppo import PPOConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.presets.registry import (
+    falling,
+    on_policy,
+    on_policy_replay,
+    preset,
+    transitions,
+)
 
 EVALUATION = EvaluatorConfig(episodes=100, num_envs=20)
 SCALED = NormalisationConfig(reward_scale=0.05)  # a day's profit is about 20

@@ -13,21 +13,22 @@ from typing import Annotated, TextIO
 
 import tyro
 
-from programs.cli import completion, env_options, experiment_options, finished, serve, sweep
-from programs.cli.options import HelpPrinted, UsageError, parse
-from programs.env_config import Option
-from programs.experiment import Experiment, Topology, use_modules
-from programs.populations.population import PbtConfig, Population, is_population
-from programs.presets import PRESETS, describe, preset
-from programs.run import train
-from programs.run.launch import ProgramError
-from programs.sets.members import FailedRunsError, RunSet, is_set
-from programs.sweeps import space
-from programs.tracking import open_files
-from programs.tracking.display import lasting
-from programs.tracking.result import Result
-from programs.tracking.signals import Interrupted
+import rlstack
 from rlstack.checks import EnvCrash, ExitError, no_exits
+from rlstack.programs.cli import completion, env_options, experiment_options, finished, serve, sweep
+from rlstack.programs.cli.options import HelpPrinted, UsageError, parse
+from rlstack.programs.env_config import Option
+from rlstack.programs.experiment import Experiment, Topology, use_modules
+from rlstack.programs.populations.population import PbtConfig, Population, is_population
+from rlstack.programs.presets import PRESETS, describe, preset
+from rlstack.programs.run import train
+from rlstack.programs.run.launch import ProgramError
+from rlstack.programs.sets.members import FailedRunsError, RunSet, is_set
+from rlstack.programs.sweeps import space
+from rlstack.programs.tracking import open_files
+from rlstack.programs.tracking.display import lasting
+from rlstack.programs.tracking.result import Result
+from rlstack.programs.tracking.signals import Interrupted
 from rlstack.references import nearest
 
 
@@ -127,8 +128,7 @@ def _describe(error: Exception) -> str:
 
 
 _OWN = (ValueError, OSError, ArithmeticError, ProgramError, EnvCrash, ExitError, FailedRunsError)
-_ROOT = Path(__file__).resolve().parents[2]
-_STACK = tuple(f"{_ROOT / name}{os.sep}" for name in ("rlstack", "agents", "programs"))
+_STACK = os.path.dirname(os.path.abspath(rlstack.__file__)) + os.sep
 _INSTALLED = ("site-packages", "dist-packages", os.path.dirname(os.__file__) + os.sep)
 
 
@@ -217,7 +217,9 @@ def _train(args: list[str], modules: tuple[str, ...] = ()) -> int:
     _check_combination(chosen, rest, vary)
     if chosen.dry_run:
         train.chosen_updates(chosen.profile, chosen.experiment)
-        from programs.run import plan  # needs the nodes, which a run imports in their processes
+        from rlstack.programs.run import (
+            plan,  # needs the nodes, which a run imports in their processes
+        )
 
         print(plan.plan(chosen.experiment, chosen.run_dir), end="")
         return 0
@@ -225,7 +227,7 @@ def _train(args: list[str], modules: tuple[str, ...] = ()) -> int:
         return _train_population(chosen, vary)
     if not (chosen.seeds or vary):
         return _print_result(train.run(chosen.experiment, chosen.run_dir, profile=chosen.profile))
-    from programs.sets import train as sets
+    from rlstack.programs.sets import train as sets
 
     values = {option: tuple(found) for option, found in vary.items()}
     seeds = chosen.seeds or (chosen.experiment.seed,)
@@ -274,7 +276,7 @@ def _train_population(chosen: _TrainOptions, vary: Mapping[str, Sequence[Option]
     base = chosen.experiment
     spaces = {name: space.from_words(name, words, base, "--vary") for name, words in vary.items()}
     made = Population(base, chosen.population, spaces, chosen.pbt)
-    from programs.populations import train as populations
+    from rlstack.programs.populations import train as populations
 
     populations.run(made, chosen.run_dir, jobs=chosen.jobs)
     return 0
@@ -284,13 +286,13 @@ def _resume(chosen: _ResumeOptions) -> int:
     budgets = {name: getattr(chosen, name) for name in ("frames", "updates", "hours")}
     given = {name: value for name, value in budgets.items() if value is not None}
     if is_population(chosen.resume):
-        from programs.populations import train as populations
+        from rlstack.programs.populations import train as populations
 
         populations.resume(chosen.resume, given, jobs=chosen.jobs)
         return 0
     if not is_set(chosen.resume):
         return _print_result(train.resume(chosen.resume, **budgets))
-    from programs.sets import train as sets
+    from rlstack.programs.sets import train as sets
 
     sets.resume(chosen.resume, given, jobs=chosen.jobs)
     return 0

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
-from programs.cli import component_options
-from programs.cli.options import parse
-from programs.experiment import Experiment
-from programs.presets import PRESETS, preset
+from rlstack.programs.cli import component_options
+from rlstack.programs.cli.options import parse
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.presets import PRESETS, preset
 
 # zsh and bash have the same function: zsh's bashcompinit runs functions for bash.
 _SCRIPT = """\

@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from programs.cli.options import UsageError
-from programs.experiment import Experiment
 from rlstack.optimizers import component_fields, require_component
+from rlstack.programs.cli.options import UsageError
+from rlstack.programs.experiment import Experiment
 
 _OPTION = re.compile(r"--agent\.([\w-]+)[-_]optimizer\.([\w-]+)")
 

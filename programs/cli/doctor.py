@@ -18,7 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from programs.cli import features
+import rlstack
+from rlstack.programs.cli import features
 
 # Module -> distribution. A single process needs these.
 CORE = {
@@ -85,7 +86,7 @@ def report(timeout: float = 120.0) -> list[Check]:
             found for group in pool.map(lambda g: probe(g, timeout), groups) for found in group
         ]
     packages = [_package(found) for found in probed]
-    machine = [_python(), _environment(), _system(), _cores(), _memory(), _shm()]
+    machine = [_python(), _environment(), _names(), _system(), _cores(), _memory(), _shm()]
     checks = [*machine, *packages]
     return [*checks, *_devices(probed), *_topologies(checks), *_choices(checks)]
 
@@ -238,6 +239,16 @@ def _environment() -> Check:
         return Check("environment", "reference: with Launchpad and Reverb", True)
     found = "core: current packages, without Launchpad and Reverb"
     return Check("environment", found, True)
+
+
+def _names() -> Check:
+    """Whether other distributions have put files into the stack's package."""
+    others = features.owners("rlstack") - {"rlstack"}
+    detail = (
+        f"{', '.join(sorted(others))} also installs a package named rlstack, whose files replace "
+        f"the stack's: pip uninstall {' '.join(sorted(others))}, then {features.reinstall()}."
+    )
+    return Check("package rlstack", rlstack.__version__, not others, detail if others else "")
 
 
 def _system() -> Check:

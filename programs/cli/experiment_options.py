@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import tyro
 
-from programs.cli import component_options, env_options, help
-from programs.cli.options import parse
-from programs.experiment import Experiment, from_json
-from programs.presets import describe, preset
+from rlstack.programs.cli import component_options, env_options, help
+from rlstack.programs.cli.options import parse
+from rlstack.programs.experiment import Experiment, from_json
+from rlstack.programs.presets import describe, preset
 
 T = TypeVar("T")  # a dataclass; its first field is the experiment
 _FLAGS = ("--dry-run", "--submit")  # without a value they mean True

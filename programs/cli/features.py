@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -182,6 +183,11 @@ def version_of(module: str) -> str:
         low, above = versions.KNOWN[distribution]
         return f"{versions.installed(distribution)}, refused: needs at least {low}, below {above}"
     return versions.installed(distribution)
+
+
+def owners(package: str) -> set[str]:
+    """Returns the names of the installed distributions that have files in a package."""
+    return set(metadata.packages_distributions().get(package, ()))
 
 
 def install(extras: Iterable[str]) -> str:

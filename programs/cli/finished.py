@@ -11,18 +11,18 @@ from typing import Any, Literal
 
 import tyro
 
-from programs.cli import env_options
-from programs.cli.options import UsageError, parse
-from programs.env_config import Option
-from programs.policy_sets import tournament
-from programs.reports import normalisation
-from programs.reports import report as reports
-from programs.reports.runs import By
-from programs.run import compare, evaluation, train
-from programs.run import record as recording
-from programs.sets import members
-from programs.tracking.signals import Interrupted
 from rlstack.acting.evaluator import Evaluation, by_opponent, by_policy
+from rlstack.programs.cli import env_options
+from rlstack.programs.cli.options import UsageError, parse
+from rlstack.programs.env_config import Option
+from rlstack.programs.policy_sets import tournament
+from rlstack.programs.reports import normalisation
+from rlstack.programs.reports import report as reports
+from rlstack.programs.reports.runs import By
+from rlstack.programs.run import compare, evaluation, train
+from rlstack.programs.run import record as recording
+from rlstack.programs.sets import members
+from rlstack.programs.tracking.signals import Interrupted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,7 +252,7 @@ def play(args: list[str]) -> int:
 
 
 def _play_env(chosen: _PlayOptions) -> None:
-    from programs.policies import play as playing
+    from rlstack.programs.policies import play as playing
 
     playing.play(
         chosen.env,
@@ -265,7 +265,7 @@ def _play_env(chosen: _PlayOptions) -> None:
 
 
 def _play_seat(chosen: _PlayOptions) -> None:
-    from programs.policies.seats import play as playing
+    from rlstack.programs.policies.seats import play as playing
 
     playing.play(
         chosen.env,
@@ -308,8 +308,8 @@ class _WatchOptions:
 
 def watch(args: list[str]) -> int:
     """Runs `rlstack watch`."""
-    from programs.policies import watch as watching
-    from programs.policies.seats import watch as watching_seats
+    from rlstack.programs.policies import watch as watching
+    from rlstack.programs.policies.seats import watch as watching_seats
 
     chosen = parse(_WatchOptions, "rlstack watch", args)
     if not chosen.run_dirs:
@@ -369,7 +369,7 @@ class _ExportOptions:
 
 def export(args: list[str]) -> int:
     """Runs `rlstack export`."""
-    from programs.policies import export as exporting
+    from rlstack.programs.policies import export as exporting
 
     chosen = parse(_ExportOptions, "rlstack export", args)
     found = exporting.export(chosen.run_dir, chosen.format, chosen.out, params=chosen.params)

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from programs.cli.options import UsageError, printed_help
+from rlstack.programs.cli.options import UsageError, printed_help
 from rlstack.references import nearest
 
 _FIRST = (

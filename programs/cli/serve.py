@@ -11,8 +11,8 @@ from typing import Literal
 
 import tyro
 
-from programs.cli.options import UsageError, parse
-from programs.tracking.signals import StopSignals
+from rlstack.programs.cli.options import UsageError, parse
+from rlstack.programs.tracking.signals import StopSignals
 
 _POLL = 0.1  # seconds between checks of whether a signal has come
 
@@ -56,9 +56,9 @@ def main(args: list[str]) -> int:
 
 
 def _serve_http(chosen: _ServeOptions) -> None:
-    from programs.policies.policy import load
-    from programs.serving.players import Players
-    from programs.serving.policy_server import PolicyServer
+    from rlstack.programs.policies.policy import load
+    from rlstack.programs.serving.players import Players
+    from rlstack.programs.serving.policy_server import PolicyServer
 
     greedy = chosen.policy == "greedy"
     policy = load(chosen.run_dir, params=chosen.params, greedy=greedy, policy=chosen.name)
@@ -69,7 +69,7 @@ def _serve_http(chosen: _ServeOptions) -> None:
 
 
 def _serve_games(chosen: _ServeOptions) -> None:
-    from programs.serving.game_server import GameServer
+    from rlstack.programs.serving.game_server import GameServer
 
     server = GameServer(
         chosen.run_dir,

@@ -10,14 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from agents import AGENTS
-from programs.experiment import Experiment
-from programs.member_config import is_fixed
 from rlstack import exploration
 from rlstack.agent import Agent
+from rlstack.agents import AGENTS
 from rlstack.checks import ActionKindError, WrongKindError
 from rlstack.families.normalised import normalised
 from rlstack.families.observing import View, observing
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.member_config import is_fixed
 from rlstack.references import Hook, call_factory, name_of, nearest
 from rlstack.types import EnvSpec
 
@@ -49,7 +49,7 @@ def make_agent(
         raise ValueError(
             f"Experiment: agent is a {type(cfg).__name__}, which no agent is registered for"
             f"{nearest(type(cfg).__name__, {kind.__name__: kind for kind in AGENTS})}. "
-            "Decorate its class with agents.register."
+            "Decorate its class with rlstack.agents.register."
         )
     entry = AGENTS[type(cfg)]
     hook = experiment.observation_processor
@@ -72,27 +72,26 @@ def make_agent(
         raise ActionKindError(f"Environment {name_of(experiment.env.name)}: {error}") from error
     if after is not None and not greedy and _counts(agent):  # others see no counts in training
         agent = make(functools.partial(_after, policy, after))
-    if greedy or evaluating:
-        return _with_views(agent, experiment, view)
+    if not (greedy or evaluating):
+        _check_for_training(experiment, agent)
+    agent = normalised(agent, experiment.normalisation)
+    return agent if view is None else observing(agent, view)
+
+
+def _check_for_training(experiment: Experiment, agent: Agent) -> None:
+    """Checks that the agent uses the sampler's priorities and the schedule of its policy."""
+    name = type(agent).__name__
     if experiment.replay.sampler == "prioritized" and not agent.has_priorities:
         raise ValueError(
-            "Experiment: replay.sampler must not be prioritized for "
-            f"{entry.agent.__name__}, which gives the items of a batch no priorities. Use "
-            "--replay.sampler uniform."
+            f"Experiment: replay.sampler must not be prioritized for {name}, which gives the items "
+            "of a batch no priorities. Use --replay.sampler uniform."
         )
     if experiment.policy.counts and not _counts(agent):
         raise ValueError(
-            f"Experiment: policy.schedule must be constant and policy.warm_up 0 for "
-            f"{entry.agent.__name__}, whose state does not count steps; got "
-            f"{experiment.policy.schedule} and {experiment.policy.warm_up}."
+            f"Experiment: policy.schedule must be constant and policy.warm_up 0 for {name}, whose "
+            f"state does not count steps; got {experiment.policy.schedule} and "
+            f"{experiment.policy.warm_up}."
         )
-    return _with_views(agent, experiment, view)
-
-
-def _with_views(agent: Agent, experiment: Experiment, view: View | None) -> Agent:
-    """Returns the agent behind the normalisation and the view of observations that are set."""
-    agent = normalised(agent, experiment.normalisation)
-    return agent if view is None else observing(agent, view)
 
 
 def _policy_of_training(experiment: Experiment) -> Callable[[], exploration.Policy]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import shutil
 
-from programs.tracking import origin
-from programs.tracking.run_dir import RunDir
 from rlstack.acting.evaluator import Evaluation
+from rlstack.programs.tracking import origin
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.storage import checkpoint
 from rlstack.types import Params
 

@@ -8,8 +8,8 @@ import sys
 
 import jax
 
-from programs.experiment import Experiment
 from rlstack import devices
+from rlstack.programs.experiment import Experiment
 
 _COUNT = "import jax; d = jax.local_devices(); print(len(d), d[0].platform)"
 _PATIENCE = 120.0  # seconds until JAX must have found its devices

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from programs.components import opponents
-from programs.components.seeds import role_seed
-from programs.env_config import EnvConfig, OpponentsConfig
-from programs.experiment import Experiment
 from rlstack.checks import EnvError
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.envs.opponents import AsyncEnvWithOpponents, SyncEnvWithOpponents
 from rlstack.fused.acting import NOT_FINITE
+from rlstack.programs.components import opponents
+from rlstack.programs.components.seeds import role_seed
+from rlstack.programs.env_config import EnvConfig, OpponentsConfig
+from rlstack.programs.experiment import Experiment
 from rlstack.types import EnvSpec
 
 Pool = SyncEnv | AsyncEnv | SyncEnvWithOpponents | AsyncEnvWithOpponents

@@ -17,16 +17,16 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from programs.components.agent import make_agent
-from programs.components.environments import Pool, fault_error, make_evaluation_env
-from programs.components.seeds import role_key
-from programs.env_config import EnvConfig
-from programs.experiment import Experiment
 from rlstack.acting.evaluator import Evaluation, Evaluator, EvaluatorConfig, Row, joined
 from rlstack.agent import Agent
 from rlstack.checks import WrongKindError
 from rlstack.fused.acting import Actors, Played
 from rlstack.jax_envs.environment import BatchedEnv
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.environments import Pool, fault_error, make_evaluation_env
+from rlstack.programs.components.seeds import role_key
+from rlstack.programs.env_config import EnvConfig
+from rlstack.programs.experiment import Experiment
 from rlstack.random.compiled_quickly import CompiledQuickly
 from rlstack.references import Hook, check_callable, load_hook, name_of
 from rlstack.types import EnvSpec, Params, PRNGKey

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from programs.components.evaluation import check_evaluator
-from programs.experiment import Experiment
-from programs.tracking.endings import make_rules
-from programs.tracking.own_loggers import check_loggers
 from rlstack.acting.step_processor import Processor, Step, make_processor
 from rlstack.envs.watch import Limit, Watch
 from rlstack.families.observing import load_processor
+from rlstack.programs.components.evaluation import check_evaluator
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.tracking.endings import make_rules
+from rlstack.programs.tracking.own_loggers import check_loggers
 from rlstack.references import name_of
 from rlstack.replay.custom import make_sampler
 

@@ -11,12 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from programs.components.agent import make_agent
-from programs.components.restored import counts_at, newest_checkpoint, read_config, read_params
-from programs.components.seeds import role_key
-from programs.env_config import EnvConfig, OpponentsConfig
-from programs.experiment import Experiment
-from programs.tracking.run_dir import RunDir
 from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inferencer import Inferencer
 from rlstack.acting.params import FixedParams
@@ -27,6 +21,17 @@ from rlstack.envs.opponents import (
     SyncEnvWithOpponents,
     assign_seats,
 )
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.restored import (
+    counts_at,
+    newest_checkpoint,
+    read_config,
+    read_params,
+)
+from rlstack.programs.components.seeds import role_key
+from rlstack.programs.env_config import EnvConfig, OpponentsConfig
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.storage import checkpoint
 from rlstack.types import EnvSpec, PyTree, TimeStep
 

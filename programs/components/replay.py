@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TextIO, Ty
 import jax
 import numpy as np
 
-from programs.components.saved_replays import SavedReplays, Server
-from programs.components.seeds import role_seed
-from programs.experiment import Experiment
+from rlstack.programs.components.saved_replays import SavedReplays, Server
+from rlstack.programs.components.seeds import role_seed
+from rlstack.programs.experiment import Experiment
 from rlstack.replay import (
     InProcessReplay,
     ReplayBuffer,

@@ -9,11 +9,11 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from programs.components.agent import make_agent
-from programs.experiment import Experiment, from_json, to_json
-from programs.tracking import origin
-from programs.tracking.run_dir import RunDir, option_values
 from rlstack.exploration import RunCounts
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.experiment import Experiment, from_json, to_json
+from rlstack.programs.tracking import origin
+from rlstack.programs.tracking.run_dir import RunDir, option_values
 from rlstack.storage import checkpoint
 from rlstack.types import EnvSpec, Params
 

@@ -1,9 +1,9 @@
 """The checkpoints of a replay service, each paired with a checkpoint of the learner.
 
 The learner's metadata names the replay's checkpoint and has the digests of its files
-(`programs.tracking.progress.resume_point` compares them). The replay's checkpoint is written first,
-next to the earlier ones; what no checkpoint of the learner names is removed after the learner's
-checkpoint is there. So whichever write fails, the earlier pairs are whole.
+(`rlstack.programs.tracking.progress.resume_point` compares them). The replay's checkpoint is
+written first, next to the earlier ones; what no checkpoint of the learner names is removed after
+the learner's checkpoint is there. So whichever write fails, the earlier pairs are whole.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import contextlib
 from pathlib import Path
 from typing import Any, Protocol
 
-from programs.tracking.progress import REPLAY
-from programs.tracking.run_dir import RunDir
-from programs.tracking.run_lock import ClaimLostError
+from rlstack.programs.tracking.progress import REPLAY
+from rlstack.programs.tracking.run_dir import RunDir
+from rlstack.programs.tracking.run_lock import ClaimLostError
 from rlstack.replay.served import checkpoints, table_files
 from rlstack.storage import checkpoint, checkpoint_files
 

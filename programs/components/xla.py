@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import jax
 
-from programs.experiment import Experiment
+from rlstack.programs.experiment import Experiment
 
 LEGACY_CPU_RUNTIME = "--xla_cpu_use_thunk_runtime=false"
 SINGLE_THREAD = "--xla_cpu_multi_thread_eigen=false"

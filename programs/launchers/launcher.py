@@ -20,11 +20,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from programs import module_path, timing
-from programs.launchers import compiled
-from programs.nodes import supervisor
+from rlstack.programs import module_path, timing
+from rlstack.programs.launchers import compiled
+from rlstack.programs.nodes import supervisor
 
-LOCAL = module_path.code_of("programs.launchers.local")
+LOCAL = module_path.code_of("rlstack.programs.launchers.local")
 _OF_SEVERAL_NODES = ("heavy_env", "light_env", "distributed")
 _WITHOUT_A_LAUNCHER = ("-h", "--help", "--dry-run", "--jobs")
 _PIPE_BYTES = 2**20  # the most of a program that is sent while the launcher still imports

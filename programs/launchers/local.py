@@ -1,6 +1,6 @@
 """The process that starts a program's nodes on this machine, waits for them, and ends them.
 
-    python -m programs.launchers.local RUN_DIR
+    python -m rlstack.programs.launchers.local RUN_DIR
 
 It imports the packages that nodes need, while its parent prepares the program. If RUN_DIR is empty,
 its parent does not know the run yet; standard input then begins with a line of JSON about it. Next
@@ -31,11 +31,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from programs import module_path, timing
-from programs.launchers import compiled, node_process, signs
-from programs.launchers.forks import Forked
-from programs.nodes import supervisor
-from programs.titles import set_title
+from rlstack.programs import module_path, timing
+from rlstack.programs.launchers import compiled, node_process, signs
+from rlstack.programs.launchers.forks import Forked
+from rlstack.programs.nodes import supervisor
+from rlstack.programs.titles import set_title
 
 _TOLD_TO_END = (signal.SIGTERM, signal.SIGINT)
 _told = bytearray()  # what the parent has told of the run
@@ -158,8 +158,8 @@ def _import_modules() -> None:
     """Imports what all nodes need."""
     # Collections in the nodes then do not copy the memory that they share either.
     with module_path.imported_for_good():
-        importlib.import_module("programs.launchers.wiring")
-        importlib.import_module("programs.topologies")
+        importlib.import_module("rlstack.programs.launchers.wiring")
+        importlib.import_module("rlstack.programs.topologies")
 
 
 def _import_envpool() -> None:

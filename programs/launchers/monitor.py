@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from programs import timing
-from programs.callbacks import received
-from programs.nodes.base import JUDGING, OVER
-from programs.nodes.coordinator import Coordinator
-from programs.nodes.failures import read_failures, restart_line
-from programs.tracking.display import ProgressDisplay
-from programs.tracking.run_dir import RunDir
+from rlstack.programs import timing
+from rlstack.programs.callbacks import received
+from rlstack.programs.nodes.base import JUDGING, OVER
+from rlstack.programs.nodes.coordinator import Coordinator
+from rlstack.programs.nodes.failures import read_failures, restart_line
+from rlstack.programs.tracking.display import ProgressDisplay
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.rpc import ClosedError, RemoteError, RemoteObject, UnavailableError
 from rlstack.storage import checkpoint
 

@@ -16,11 +16,11 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from programs.launchers import signs
-from programs.nodes import supervisor
-from programs.titles import set_title
-from programs.tracking import signals
 from rlstack.envs import watch
+from rlstack.programs.launchers import signs
+from rlstack.programs.nodes import supervisor
+from rlstack.programs.titles import set_title
+from rlstack.programs.tracking import signals
 
 
 def run(name: str, run_dir: str, program: bytes) -> None:
@@ -29,7 +29,7 @@ def run(name: str, run_dir: str, program: bytes) -> None:
     Args:
       name: of the node.
       run_dir: for the title of the process.
-      program: the `programs.launchers.wiring.Program`, pickled.
+      program: the `rlstack.programs.launchers.wiring.Program`, pickled.
     """
     set_title(signs.title(name, run_dir))
     signals.give_handlers_a_stack()
@@ -38,7 +38,7 @@ def run(name: str, run_dir: str, program: bytes) -> None:
 
     def run_node() -> None:
         made = pickle.loads(program)  # imports the user's modules
-        from programs.launchers import wiring
+        from rlstack.programs.launchers import wiring
 
         _stop_on_signals(stop)
         wiring.run_node(made, name, stop)
@@ -86,8 +86,8 @@ def _end_now(reason: str) -> None:
 
 def _end_of(error: BaseException) -> supervisor.End:
     try:
-        from programs.nodes import base
-        from programs.nodes.ending import end_of
+        from rlstack.programs.nodes import base
+        from rlstack.programs.nodes.ending import end_of
     except Exception:  # which is the error itself
         reason = f"{type(error).__name__}: {error}"
         return supervisor.End(reason=reason, traceback="".join(traceback.format_exception(error)))

@@ -1,7 +1,7 @@
 """Runs a program's nodes in processes of their own on this machine.
 
-A process of its own, the launcher's (`programs.launchers.local`), starts the nodes. This module is
-the other side of it, in the process of the command.
+A process of its own, the launcher's (`rlstack.programs.launchers.local`), starts the nodes. This
+module is the other side of it, in the process of the command.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import NamedTuple
 
 import cloudpickle
 
-from programs import timing
-from programs.graph import Node
-from programs.launchers import launcher, local, wiring
-from programs.launchers.monitor import ProgramMonitor
-from programs.nodes import supervisor
-from programs.nodes.base import OVER, SAVING, Setup, is_learner
-from programs.topologies import environment, graph_of
-from programs.tracking.display import ProgressDisplay
-from programs.tracking.run_dir import RunDir
-from programs.tracking.signals import StopSignals
+from rlstack.programs import timing
+from rlstack.programs.graph import Node
+from rlstack.programs.launchers import launcher, local, wiring
+from rlstack.programs.launchers.monitor import ProgramMonitor
+from rlstack.programs.nodes import supervisor
+from rlstack.programs.nodes.base import OVER, SAVING, Setup, is_learner
+from rlstack.programs.topologies import environment, graph_of
+from rlstack.programs.tracking.display import ProgressDisplay
+from rlstack.programs.tracking.run_dir import RunDir
+from rlstack.programs.tracking.signals import StopSignals
 
 
 class Prepared(NamedTuple):

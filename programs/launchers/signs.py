@@ -11,8 +11,8 @@ import select
 import signal
 import threading
 
-from programs import timing
-from programs.nodes import supervisor
+from rlstack.programs import timing
+from rlstack.programs.nodes import supervisor
 
 
 def title(node: str, run_dir: str) -> str:

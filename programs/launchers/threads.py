@@ -8,17 +8,17 @@ import threading
 import time
 from typing import NamedTuple
 
-from programs import timing
-from programs.graph import Node
-from programs.launchers import wiring
-from programs.launchers.monitor import ProgramMonitor
-from programs.launchers.wiring import Program
-from programs.nodes import base, supervisor
-from programs.nodes.base import Setup
-from programs.nodes.ending import end_of
-from programs.topologies import graph_of
-from programs.tracking.display import ProgressDisplay
-from programs.tracking.signals import StopSignals
+from rlstack.programs import timing
+from rlstack.programs.graph import Node
+from rlstack.programs.launchers import wiring
+from rlstack.programs.launchers.monitor import ProgramMonitor
+from rlstack.programs.launchers.wiring import Program
+from rlstack.programs.nodes import base, supervisor
+from rlstack.programs.nodes.base import Setup
+from rlstack.programs.nodes.ending import end_of
+from rlstack.programs.topologies import graph_of
+from rlstack.programs.tracking.display import ProgressDisplay
+from rlstack.programs.tracking.signals import StopSignals
 
 
 class _Ended(NamedTuple):

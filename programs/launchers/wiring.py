@@ -12,10 +12,10 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from programs import timing
-from programs.graph import Graph, Handle, Node, with_clients
-from programs.nodes import base
-from programs.nodes.base import Setup
+from rlstack.programs import timing
+from rlstack.programs.graph import Graph, Handle, Node, with_clients
+from rlstack.programs.nodes import base
+from rlstack.programs.nodes.base import Setup
 from rlstack.rpc import RemoteObject, StoppedError, serve
 from rlstack.rpc.socket_filter import LOOPBACK, address_of
 

@@ -13,27 +13,27 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from programs import timing
-from programs.components.agent import make_agent
-from programs.components.devices import actor_device
-from programs.components.environments import Pool, make_env
-from programs.components.hooks import make_step_processor
-from programs.components.replay import ProgramReplay, ReplayWriter
-from programs.components.seeds import acting_key, role_seed
-from programs.experiment import EnvConfig, Experiment
-from programs.nodes.base import LEARNER, RUNNING, CoordinatorClient, Setup
-from programs.nodes.group import shares
-from programs.nodes.lock_step import ACT, STOP, WAIT
-from programs.nodes.params import pull_params
-from programs.nodes.replay import program_replay
-from programs.nodes.several.writer import RenewedWriter
-from programs.profiling.profile import Profile
 from rlstack.acting.actor import Actor
 from rlstack.acting.inference import InferencerLike
 from rlstack.acting.inference_client import InferenceClient
 from rlstack.acting.inferencer import Inferencer
 from rlstack.acting.params import ParamsPuller
 from rlstack.acting.round_gate import RoundGate
+from rlstack.programs import timing
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.devices import actor_device
+from rlstack.programs.components.environments import Pool, make_env
+from rlstack.programs.components.hooks import make_step_processor
+from rlstack.programs.components.replay import ProgramReplay, ReplayWriter
+from rlstack.programs.components.seeds import acting_key, role_seed
+from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.nodes.base import LEARNER, RUNNING, CoordinatorClient, Setup
+from rlstack.programs.nodes.group import shares
+from rlstack.programs.nodes.lock_step import ACT, STOP, WAIT
+from rlstack.programs.nodes.params import pull_params
+from rlstack.programs.nodes.replay import program_replay
+from rlstack.programs.nodes.several.writer import RenewedWriter
+from rlstack.programs.profiling.profile import Profile
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
 from rlstack.replay.rounds import Reports
 from rlstack.rpc import RemoteObject, StoppedError, UnavailableError

@@ -16,21 +16,21 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from programs import timing
-from programs.components import xla
-from programs.components.agent import make_agent
-from programs.components.seeds import role_seed
-from programs.experiment import Experiment
-from programs.member_config import HistoryConfig
-from programs.nodes.ending import EndedEarlyError, NodeLostError
-from programs.nodes.supervisor import INCARNATION
-from programs.policy_sets.members import divide
-from programs.profiling.profile import Updates
-from programs.tracking.run_dir import RunDir
 from rlstack.acting.actor import transition_spec
 from rlstack.acting.inference import Inference
 from rlstack.agent import Agent
 from rlstack.exploration import RunCounts
+from rlstack.programs import timing
+from rlstack.programs.components import xla
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.seeds import role_seed
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.member_config import HistoryConfig
+from rlstack.programs.nodes.ending import EndedEarlyError, NodeLostError
+from rlstack.programs.nodes.supervisor import INCARNATION
+from rlstack.programs.policy_sets.members import divide
+from rlstack.programs.profiling.profile import Updates
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.rpc import (
     ClosedError,
     RemoteError,
@@ -145,7 +145,7 @@ class ProgramState(NamedTuple):
     env_frames: int = 0
     checkpoints: int = 0  # due since the program's start
     evaluations: int = 0  # likewise
-    train_seconds: float = 0.0  # as the two that follow: see programs.tracking.progress
+    train_seconds: float = 0.0  # as the two that follow: see rlstack.programs.tracking.progress
     timed_frames: int = 0
     episodes: int = 0
     granted: int = 0  # to an actor: frames of its incarnation after which it must report again

@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from programs import timing
-from programs.callbacks import EventLog, Events
-from programs.experiment import Experiment
-from programs.nodes.base import (
+from rlstack.acting.evaluator import Evaluation
+from rlstack.programs import timing
+from rlstack.programs.callbacks import EventLog, Events
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.nodes.base import (
     JUDGING,
     OVER,
     RUNNING,
@@ -30,15 +31,14 @@ from programs.nodes.base import (
     Setup,
     is_learner,
 )
-from programs.nodes.heartbeat import Silences
-from programs.nodes.several.policies import Policies
-from programs.profiling.rates import FrameRates
-from programs.tracking.frame_budget import FrameBudget
-from programs.tracking.notes import Notes
-from programs.tracking.periodic import PeriodicActions
-from programs.tracking.progress import Progress, open_logs
-from programs.tracking.run_dir import RunDir
-from rlstack.acting.evaluator import Evaluation
+from rlstack.programs.nodes.heartbeat import Silences
+from rlstack.programs.nodes.several.policies import Policies
+from rlstack.programs.profiling.rates import FrameRates
+from rlstack.programs.tracking.frame_budget import FrameBudget
+from rlstack.programs.tracking.notes import Notes
+from rlstack.programs.tracking.periodic import PeriodicActions
+from rlstack.programs.tracking.progress import Progress, open_logs
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.rpc import remote
 from rlstack.specs.masks import COUNTER
 from rlstack.storage.loggers import Fanout, Logger, NewestLogs

@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import traceback
 
-from programs.nodes.supervisor import End
-from programs.tracking import open_files
-from programs.tracking.run_lock import ClaimLostError
 from rlstack.acting.params import ParamsClosedError, ParamsError
 from rlstack.devices.group import GroupLostError
 from rlstack.learning.learner import NonFiniteError
+from rlstack.programs.nodes.supervisor import End
+from rlstack.programs.tracking import open_files
+from rlstack.programs.tracking.run_lock import ClaimLostError
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
 from rlstack.rpc import ClosedError, RemoteError, StoppedError, UnavailableError
 from rlstack.storage.checkpoint import CheckpointWriteError

@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from programs import timing
-from programs.components.best import BestCheckpoint
-from programs.components.evaluation import Allowance, Shows, evaluate, make_evaluator
-from programs.nodes.base import JUDGING, OVER, RUNNING, CoordinatorClient, Setup
-from programs.policies.training_videos import TrainingVideos
 from rlstack.acting.evaluator import Evaluation
+from rlstack.programs import timing
+from rlstack.programs.components.best import BestCheckpoint
+from rlstack.programs.components.evaluation import Allowance, Shows, evaluate, make_evaluator
+from rlstack.programs.nodes.base import JUDGING, OVER, RUNNING, CoordinatorClient, Setup
+from rlstack.programs.policies.training_videos import TrainingVideos
 from rlstack.rpc import RemoteObject, codec
 from rlstack.types import Params
 

@@ -1,4 +1,4 @@
-"""Makes and reads the record of failures, to which `programs.nodes.supervisor` adds."""
+"""Makes and reads the record of failures, to which `rlstack.programs.nodes.supervisor` adds."""
 
 from __future__ import annotations
 

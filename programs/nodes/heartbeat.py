@@ -7,8 +7,8 @@ import copy
 import threading
 from collections.abc import Iterable
 
-from programs import timing
-from programs.nodes.ending import NodeLostError
+from rlstack.programs import timing
+from rlstack.programs.nodes.ending import NodeLostError
 from rlstack.rpc import ClosedError, RemoteError, RemoteObject, UnavailableError
 
 

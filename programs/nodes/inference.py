@@ -10,14 +10,6 @@ from concurrent.futures import Future
 import jax
 import numpy as np
 
-from programs import timing
-from programs.components.agent import make_agent
-from programs.components.devices import service_device
-from programs.components.seeds import acting_key
-from programs.nodes.base import OVER, RUNNING, CoordinatorClient, Setup
-from programs.nodes.params import pull_params
-from programs.nodes.several.clients import learner_of
-from programs.profiling.profile import ACTING, SERVING, Profile
 from rlstack.acting.batches import padded_sizes
 from rlstack.acting.inference import Inference
 from rlstack.acting.inference_service import InferenceService, ServiceConfig
@@ -25,6 +17,14 @@ from rlstack.acting.inferencer import Inferencer
 from rlstack.acting.params import ParamsPuller
 from rlstack.exploration import RunCounts
 from rlstack.learning.update import in_thread
+from rlstack.programs import timing
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.devices import service_device
+from rlstack.programs.components.seeds import acting_key
+from rlstack.programs.nodes.base import OVER, RUNNING, CoordinatorClient, Setup
+from rlstack.programs.nodes.params import pull_params
+from rlstack.programs.nodes.several.clients import learner_of
+from rlstack.programs.profiling.profile import ACTING, SERVING, Profile
 from rlstack.rpc import RemoteObject, remote
 from rlstack.types import Params, TimeStep
 

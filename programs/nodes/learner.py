@@ -10,21 +10,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from programs import timing
-from programs.components.agent import make_agent
-from programs.components.replay import ProgramReplay, SavedReplay, batch_spec
-from programs.components.seeds import role_key
-from programs.nodes.base import LEARNER, OVER, RUNNING, CoordinatorClient, ProgramState, Setup
-from programs.nodes.heartbeat import Heartbeat
-from programs.nodes.lock_step import LockStepBarrier
-from programs.nodes.replay import program_replay
-from programs.profiling.profile import DRAWING, LEARNING, Profile
-from programs.tracking import origin
-from programs.tracking.failed_update import saved_on_failure
-from programs.tracking.progress import Progress
 from rlstack.acting.on_host import OnHost
 from rlstack.acting.params import ParamsPublisher
 from rlstack.learning.learner import Learner, LearnerConfig
+from rlstack.programs import timing
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.replay import ProgramReplay, SavedReplay, batch_spec
+from rlstack.programs.components.seeds import role_key
+from rlstack.programs.nodes.base import (
+    LEARNER,
+    OVER,
+    RUNNING,
+    CoordinatorClient,
+    ProgramState,
+    Setup,
+)
+from rlstack.programs.nodes.heartbeat import Heartbeat
+from rlstack.programs.nodes.lock_step import LockStepBarrier
+from rlstack.programs.nodes.replay import program_replay
+from rlstack.programs.profiling.profile import DRAWING, LEARNING, Profile
+from rlstack.programs.tracking import origin
+from rlstack.programs.tracking.failed_update import saved_on_failure
+from rlstack.programs.tracking.progress import Progress
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError, Sample
 from rlstack.rpc import RemoteObject, UnavailableError, codec, remote
 from rlstack.storage import allocator, checkpoint

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from programs import timing
-from programs.nodes.base import Setup
 from rlstack.acting.params import ParamsPuller, ParamsSource, RemoteParams
+from rlstack.programs import timing
+from rlstack.programs.nodes.base import Setup
 from rlstack.replay.shared_memory.block import FOLDER
 from rlstack.rpc import RemoteObject, codec
 from rlstack.rpc.socket_filter import address_towards

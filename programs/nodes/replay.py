@@ -6,13 +6,13 @@ import threading
 import time
 from pathlib import Path
 
-from programs import timing
-from programs.components import cores
-from programs.components.replay import ProgramReplay, TableReplay, stored_spec
-from programs.components.saved_replays import SavedReplays
-from programs.components.seeds import role_seed
-from programs.nodes.base import OVER, CoordinatorClient, Setup
-from programs.nodes.group import shares
+from rlstack.programs import timing
+from rlstack.programs.components import cores
+from rlstack.programs.components.replay import ProgramReplay, TableReplay, stored_spec
+from rlstack.programs.components.saved_replays import SavedReplays
+from rlstack.programs.components.seeds import role_seed
+from rlstack.programs.nodes.base import OVER, CoordinatorClient, Setup
+from rlstack.programs.nodes.group import shares
 from rlstack.replay.served import ReplayService
 from rlstack.rpc import RemoteObject
 

@@ -8,7 +8,7 @@ without the stack's packages; all times are passed in.
 The child finds its incarnation (0, 1, ...) in the environment variable RLSTACK_INCARNATION, and
 says with `tell` how it ends. An end that the child does not call ordered is a failure, also with
 exit code 0. Every failure is added to RECORD as one line of JSON. A child that gives no sign of
-life (`programs.launchers.signs`) for SILENCE seconds is killed, and has failed.
+life (`rlstack.programs.launchers.signs`) for SILENCE seconds is killed, and has failed.
 
 SIGTERM and SIGINT are passed on to the child, which is then not restarted and is killed after GRACE
 seconds; this process then ends with the exit code `SIGNALLED`. If the parent has not sent the

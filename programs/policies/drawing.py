@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from programs.policies.scene import Bar, Scene
+from rlstack.programs.policies.scene import Bar, Scene
 
 _PANEL = 260  # width in pixels
 _LINE = 18  # height of a line of text

@@ -15,9 +15,11 @@ import jax
 import numpy as np
 from dm_env import specs
 
-from programs.components.restored import Which
-from programs.experiment import to_json
-from programs.policies.greedy import (
+from rlstack.envs.values import own_spec, start_of
+from rlstack.networks.torsos import without_critic_state
+from rlstack.programs.components.restored import Which
+from rlstack.programs.experiment import to_json
+from rlstack.programs.policies.greedy import (
     GreedyFunction,
     Port,
     greedy_function,
@@ -25,9 +27,7 @@ from programs.policies.greedy import (
     row_by_row,
     without_unused,
 )
-from programs.policies.policy import Policy, load
-from rlstack.envs.values import own_spec, start_of
-from rlstack.networks.torsos import without_critic_state
+from rlstack.programs.policies.policy import Policy, load
 from rlstack.storage import files
 from rlstack.types import EnvSpec
 
@@ -71,7 +71,7 @@ def export(
       format: of the file.
       out: the file; by default ``policy`` with the name of the format in the run directory.
       params: "last" for the newest params, "best" for those with the best return in an evaluation.
-      spec: of the environments, as in `programs.policies.policy.load`.
+      spec: of the environments, as in `rlstack.programs.policies.policy.load`.
 
     Raises:
       ValueError: there is no run or no checkpoint, or the policy cannot be exported; the message

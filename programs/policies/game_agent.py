@@ -8,15 +8,6 @@ import os
 import jax
 import numpy as np
 
-from programs.components.agent import make_agent
-from programs.components.restored import (
-    Which,
-    chosen_checkpoint,
-    counts_at,
-    read_config,
-    read_params,
-)
-from programs.tracking.run_dir import RunDir
 from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inferencer import Inferencer
 from rlstack.acting.params import FixedParams
@@ -26,6 +17,15 @@ from rlstack.entity.inverted.remote_game import START_TIMEOUT, RemoteGame
 from rlstack.entity.padded import PaddedCodec
 from rlstack.entity.spaces import ActionSpace, ObsSpace
 from rlstack.entity.validator import Validator
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.restored import (
+    Which,
+    chosen_checkpoint,
+    counts_at,
+    read_config,
+    read_params,
+)
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.types import EnvSpec, PyTree, StepType, TimeStep
 
 

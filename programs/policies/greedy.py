@@ -11,10 +11,10 @@ import numpy as np
 from dm_env import specs
 from jax.extend import core as jax_core
 
-from programs.policies.policy import Policy, with_blank_critic_state
 from rlstack.agent import Agent
 from rlstack.envs.values import own_spec, start_of
 from rlstack.networks.torsos import without_critic_state
+from rlstack.programs.policies.policy import Policy, with_blank_critic_state
 from rlstack.types import Array, Params, PRNGKey, PyTree, StepType, TimeStep
 
 Arrays = Mapping[str, Any]
@@ -49,7 +49,7 @@ def greedy_function(policy: Policy) -> GreedyFunction:
     only a critic sees.
 
     Args:
-      policy: of `programs.policies.policy.load`, greedy.
+      policy: of `rlstack.programs.policies.policy.load`, greedy.
 
     Raises:
       ValueError: its actions depend on random numbers or on rewards, or int32 cannot hold the

@@ -18,18 +18,18 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from programs.components.restored import Which, chosen_checkpoint, read_config
-from programs.components.seeds import check_seed
-from programs.env_config import Option
-from programs.policies.labels import GameLabels
-from programs.policies.policy import Policy, Prediction, load
-from programs.policies.seats.asking import Asker, Quit
-from programs.tracking.run_dir import RunDir
 from rlstack.entity.adapter import EntityEnv, as_dm_env
 from rlstack.entity.environment import Environment
 from rlstack.entity.games import GAMES
 from rlstack.entity.spaces import GLOBAL
 from rlstack.envs import SyncEnv
+from rlstack.programs.components.restored import Which, chosen_checkpoint, read_config
+from rlstack.programs.components.seeds import check_seed
+from rlstack.programs.env_config import Option
+from rlstack.programs.policies.labels import GameLabels
+from rlstack.programs.policies.policy import Policy, Prediction, load
+from rlstack.programs.policies.seats.asking import Asker, Quit
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.references import load_object, nearest
 from rlstack.types import PyTree, TimeStep
 
@@ -107,7 +107,7 @@ def find_game(name: str) -> Builder:
     if name.startswith("rust:"):
         raise ValueError(
             f"play: a game must run in Python to be played by hand; got {name}. "
-            "programs.policies.game_agent.play_program lets a run's agent play it."
+            "rlstack.programs.policies.game_agent.play_program lets a run's agent play it."
         )
     if ":" in name:
         return load_object(name)

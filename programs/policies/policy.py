@@ -13,17 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from agents import AGENTS
-from programs.components.agent import make_agent
-from programs.components.environments import environment_spec
-from programs.components.restored import Which, chosen_checkpoint, read_config, read_params
-from programs.components.seeds import role_key
-from programs.experiment import Experiment
-from programs.policy_sets.members import counts_of, of_one
-from programs.tracking.run_dir import RunDir
 from rlstack.acting.batches import padded_sizes
 from rlstack.acting.inferencer import acting_options
 from rlstack.agent import Agent
+from rlstack.agents import AGENTS
 from rlstack.checks import WrongKindError
 from rlstack.distributions import Categorical, Joint, MultiCategorical
 from rlstack.envs.nest import Nest
@@ -31,6 +24,13 @@ from rlstack.envs.values import fitted, own
 from rlstack.exploration import RunCounts
 from rlstack.families.q_learning import TargetNetworkAgent
 from rlstack.networks.torsos import CRITIC_STATE, has_critic_state, without_critic_state
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.environments import environment_spec
+from rlstack.programs.components.restored import Which, chosen_checkpoint, read_config, read_params
+from rlstack.programs.components.seeds import role_key
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.policy_sets.members import counts_of, of_one
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.storage import checkpoint
 from rlstack.types import (
     ActionDistribution,
@@ -378,5 +378,6 @@ def _hint(observation: Any) -> str:
         return ""
     return (
         " The policy takes the arrays of rlstack.entity.as_dm_env(game). "
-        "programs.policies.game_agent.from_run returns a player that takes the game's observations."
+        "rlstack.programs.policies.game_agent.from_run returns a player that takes the game's "
+        "observations."
     )

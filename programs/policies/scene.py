@@ -8,9 +8,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from programs.policies.labels import Labels
-from programs.policies.policy import Prediction
-from programs.policies.stage import Picture
+from rlstack.programs.policies.labels import Labels
+from rlstack.programs.policies.policy import Prediction
+from rlstack.programs.policies.stage import Picture
 from rlstack.types import PyTree
 
 MAX_BARS = 14  # of one scene; with more choices, the most likely ones

@@ -17,9 +17,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from programs.policies.scene import Bar, Scene
-from programs.policies.stage import Picture
-from programs.policies.video import open_video
+from rlstack.programs.policies.scene import Bar, Scene
+from rlstack.programs.policies.stage import Picture
+from rlstack.programs.policies.video import open_video
 
 _HOLD = 1.0  # seconds for which a video or a window shows the last step of an episode
 _COLUMNS = 72  # of a picture in the terminal
@@ -45,7 +45,8 @@ def open_screen(
       window: whether to open a window.
 
     Raises:
-      ValueError: as `programs.policies.video.check_video`; no window can be opened; or ``fps`` is
+      ValueError: as `rlstack.programs.policies.video.check_video`; no window can be opened; or
+        ``fps`` is
         not positive and finite.
     """
     if not 0 < fps < math.inf:
@@ -59,7 +60,7 @@ def open_screen(
 
 @contextlib.contextmanager
 def _in_video(path: Path, fps: float) -> Iterator[Show]:
-    from programs.policies.drawing import Drawer
+    from rlstack.programs.policies.drawing import Drawer
 
     draw = Drawer()
     with open_video(path, fps) as video:
@@ -94,7 +95,7 @@ def _in_window(fps: float) -> Iterator[Show]:
     try:
         import pygame
 
-        from programs.policies.drawing import Drawer
+        from rlstack.programs.policies.drawing import Drawer
 
         draw = Drawer()
         pygame.display.init()

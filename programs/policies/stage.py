@@ -11,11 +11,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from programs.components.environments import environment_spec, make_env
-from programs.env_config import EnvConfig, OpponentsConfig
-from programs.experiment import Experiment
-from programs.policies.labels import GameLabels, Labels, Names, Numbers
-from programs.policy_sets.members import seat_names
 from rlstack.entity.adapter import EntityEnv
 from rlstack.envs import SyncEnv
 from rlstack.envs.cpp import library
@@ -25,6 +20,11 @@ from rlstack.envs.seats.showing import unwrapped
 from rlstack.envs.seats.turns import TurnEnv
 from rlstack.envs.values import from_zero
 from rlstack.networks.torsos import ImageAxes
+from rlstack.programs.components.environments import environment_spec, make_env
+from rlstack.programs.env_config import EnvConfig, OpponentsConfig
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.policies.labels import GameLabels, Labels, Names, Numbers
+from rlstack.programs.policy_sets.members import seat_names
 from rlstack.types import EnvSpec, PyTree, TimeStep
 
 Picture = np.ndarray | str  # uint8 [H, W, 3], or text

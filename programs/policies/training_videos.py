@@ -10,16 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from programs.components.seeds import role_seed
-from programs.experiment import Experiment
-from programs.policies.video import missing_packages
-from programs.tracking.run_dir import RunDir
 from rlstack.checks import no_exits
+from rlstack.programs.components.seeds import role_seed
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.policies.video import missing_packages
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.types import EnvSpec, Params
 
 if TYPE_CHECKING:
-    from programs.policies.policy import Policy
-    from programs.policies.stage import Stage
+    from rlstack.programs.policies.policy import Policy
+    from rlstack.programs.policies.stage import Stage
 
 _FIELD = "Experiment: evaluator.video"
 
@@ -89,7 +89,8 @@ class TrainingVideos:
           The file; None if no video is due, or if it could not be made.
 
         Raises:
-          programs.tracking.run_lock.ClaimLostError: another command has taken the directory over.
+          rlstack.programs.tracking.run_lock.ClaimLostError: another command has taken the directory
+          over.
         """
         self._evaluations += 1
         every = self._experiment.evaluator.video
@@ -108,7 +109,7 @@ class TrainingVideos:
         return path
 
     def _make(self, path: Path, frames: int, params: Params) -> None:
-        from programs.policies.watch import film
+        from rlstack.programs.policies.watch import film
 
         path.parent.mkdir(exist_ok=True)
         with contextlib.closing(_stage(self._experiment)) as stage:
@@ -117,7 +118,7 @@ class TrainingVideos:
 
     def _policy_with(self, params: Params, frames: int, spec: EnvSpec) -> Policy:
         """Returns the policy, at the start of an episode; it is compiled for the first video."""
-        from programs.policies.policy import Policy
+        from rlstack.programs.policies.policy import Policy
 
         if self._policy is None:
             self._policy = Policy(self._experiment, spec, params, seed=self._experiment.seed)
@@ -127,7 +128,7 @@ class TrainingVideos:
 
 
 def _stage(experiment: Experiment) -> Stage:
-    from programs.policies.stage import Stage
+    from rlstack.programs.policies.stage import Stage
 
     return Stage(experiment, role_seed(experiment.seed, "watch"))
 

@@ -12,15 +12,15 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from programs.components.restored import Which, chosen_checkpoint, read_config
-from programs.components.seeds import role_seed
-from programs.policies.policy import Policy, Prediction, load
-from programs.policies.scene import Scene, bars_of, numbers_of
-from programs.policies.screen import Show, open_screen
-from programs.policies.stage import Stage
-from programs.policies.video import check_video
-from programs.tracking.run_dir import RunDir
-from programs.tracking.signals import Interrupted, StopSignals
+from rlstack.programs.components.restored import Which, chosen_checkpoint, read_config
+from rlstack.programs.components.seeds import role_seed
+from rlstack.programs.policies.policy import Policy, Prediction, load
+from rlstack.programs.policies.scene import Scene, bars_of, numbers_of
+from rlstack.programs.policies.screen import Show, open_screen
+from rlstack.programs.policies.stage import Stage
+from rlstack.programs.policies.video import check_video
+from rlstack.programs.tracking.run_dir import RunDir
+from rlstack.programs.tracking.signals import Interrupted, StopSignals
 from rlstack.types import TimeStep
 
 MAX_STEPS = 2000  # of an episode that is shown
@@ -50,7 +50,7 @@ def watch(
     """Plays episodes in the environments of the run's evaluation, and shows each step.
 
     In a game of several seats the policy plays all of them, and the first one is shown;
-    `programs.policies.seats.watch.watch` shows all of them.
+    `rlstack.programs.policies.seats.watch.watch` shows all of them.
 
     Args:
       run_dir: the directory of a run with a checkpoint.
@@ -67,7 +67,8 @@ def watch(
     Raises:
       ValueError: there is no run or no checkpoint, the environment cannot be made, the video
         cannot be written, or no window can be opened.
-      programs.tracking.signals.Interrupted: SIGINT or SIGTERM was received; no video is left.
+      rlstack.programs.tracking.signals.Interrupted: SIGINT or SIGTERM was received; no video is
+      left.
     """
     directory = RunDir.open(run_dir)
     experiment = read_config(directory)

@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from programs.components.environments import Pool
-from programs.components.evaluation import evaluate, make_evaluator
-from programs.components.seeds import role_seed
-from programs.experiment import Experiment
-from programs.policy_sets.followers import Follower, HistoryFollower, follower
-from programs.policy_sets.members import Division, Member, make_games
-from programs.policy_sets.versions import Versions
 from rlstack.acting.evaluator import Evaluation, Evaluator, joined
 from rlstack.envs.opponents import LEARNER, Seating, SyncEnvWithOpponents
 from rlstack.envs.pool import SyncEnv
+from rlstack.programs.components.environments import Pool
+from rlstack.programs.components.evaluation import evaluate, make_evaluator
+from rlstack.programs.components.seeds import role_seed
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.policy_sets.followers import Follower, HistoryFollower, follower
+from rlstack.programs.policy_sets.members import Division, Member, make_games
+from rlstack.programs.policy_sets.versions import Versions
 from rlstack.types import EnvSpec, Params
 
 AnyFollower = Follower | HistoryFollower
@@ -101,7 +101,7 @@ class SetEvaluator:
         Args:
           member: the policy that is evaluated.
           params: the params of the policies that learn, by name.
-          first: see `programs.components.environments.make_evaluation_env`.
+          first: see `rlstack.programs.components.environments.make_evaluation_env`.
         """
         experiment, num_seats = self._experiment, self._division.num_seats
         games = experiment.evaluator.num_envs // len(member.seats)

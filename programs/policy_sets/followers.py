@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from programs.components.agent import make_agent
-from programs.components.seeds import role_key
-from programs.policy_sets.history import HistoryFollower
-from programs.policy_sets.members import Member
-from programs.policy_sets.player import fixed_agent
-from programs.policy_sets.versions import Versions
 from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inferencer import Inferencer
 from rlstack.agent import Agent
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.seeds import role_key
+from rlstack.programs.policy_sets.history import HistoryFollower
+from rlstack.programs.policy_sets.members import Member
+from rlstack.programs.policy_sets.player import fixed_agent
+from rlstack.programs.policy_sets.versions import Versions
 from rlstack.types import EnvSpec, Params, PRNGKey, PyTree, TimeStep
 
 

@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from programs.components.agent import make_agent
-from programs.components.seeds import role_key, role_seed
-from programs.policy_sets.members import Member
-from programs.policy_sets.player import Player
-from programs.policy_sets.versions import Versions
 from rlstack.acting.inference import Inference, InferencerConfig
 from rlstack.acting.inferencer import Inferencer
 from rlstack.agent import Agent
 from rlstack.envs.seats.views import SharedPool, View
 from rlstack.families.frozen import Frozen, FrozenParams
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.seeds import role_key, role_seed
+from rlstack.programs.policy_sets.members import Member
+from rlstack.programs.policy_sets.player import Player
+from rlstack.programs.policy_sets.versions import Versions
 from rlstack.types import EnvSpec, Params, PRNGKey, PyTree, StepType, TimeStep
 
 Choose = Callable[[np.ndarray, int], np.ndarray]

@@ -11,18 +11,18 @@ from contextlib import AbstractContextManager
 import jax
 import numpy as np
 
-from programs.components.environments import starting_seconds
-from programs.components.seeds import role_seed
-from programs.experiment import Experiment
-from programs.policy_sets.evaluation import SetEvaluator
-from programs.policy_sets.history import HistoryPlayer, history_player
-from programs.policy_sets.learners import Learners
-from programs.policy_sets.members import Division, divide, share_games
-from programs.policy_sets.player import LearningParts, Player, fixed_player, learning_player
-from programs.policy_sets.policy_set import PolicySet
-from programs.tracking.periodic import PeriodicActions
 from rlstack.envs.seats.views import SharedPool
 from rlstack.learning.learner import NonFiniteError
+from rlstack.programs.components.environments import starting_seconds
+from rlstack.programs.components.seeds import role_seed
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.policy_sets.evaluation import SetEvaluator
+from rlstack.programs.policy_sets.history import HistoryPlayer, history_player
+from rlstack.programs.policy_sets.learners import Learners
+from rlstack.programs.policy_sets.members import Division, divide, share_games
+from rlstack.programs.policy_sets.player import LearningParts, Player, fixed_player, learning_player
+from rlstack.programs.policy_sets.policy_set import PolicySet
+from rlstack.programs.tracking.periodic import PeriodicActions
 from rlstack.storage import checkpoint
 from rlstack.types import EnvSpec, PyTree, Transition
 
@@ -37,7 +37,7 @@ class SeveralPolicies(PolicySet):
     the policies. Frames are the steps of the policies that learn.
 
     Attributes:
-      starting_seconds: see `programs.run.single_process.SingleProcess`.
+      starting_seconds: see `rlstack.programs.run.single_process.SingleProcess`.
     """
 
     def __init__(

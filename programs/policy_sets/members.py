@@ -9,15 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from agents import AGENTS
-from programs.components import opponents
-from programs.components.environments import Pool, make_env
-from programs.components.restored import counts_at, read_config
-from programs.components.seeds import role_seed
-from programs.env_config import EnvConfig
-from programs.experiment import Experiment
-from programs.member_config import MemberConfig, is_fixed
-from programs.tracking.run_dir import RunDir
+from rlstack.agents import AGENTS
 from rlstack.envs.cpp import library
 from rlstack.envs.factory import resolve
 from rlstack.envs.pool import SyncEnv
@@ -25,6 +17,14 @@ from rlstack.envs.seats import cpp_games
 from rlstack.envs.seats.views import SharedPool
 from rlstack.exploration import RunCounts
 from rlstack.families.normalised import NormalisationConfig
+from rlstack.programs.components import opponents
+from rlstack.programs.components.environments import Pool, make_env
+from rlstack.programs.components.restored import counts_at, read_config
+from rlstack.programs.components.seeds import role_seed
+from rlstack.programs.env_config import EnvConfig
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.member_config import MemberConfig, is_fixed
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.references import nearest
 
 Kind = Literal["learning", "fixed", "frozen", "history"]

@@ -9,12 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from programs.components.agent import make_agent
-from programs.components.hooks import make_step_processor
-from programs.components.replay import make_replay
-from programs.components.restored import read_params
-from programs.components.seeds import acting_key, role_key
-from programs.policy_sets.members import Member, frozen_experiment
 from rlstack.acting.actor import Actor, transition_spec
 from rlstack.acting.inference import Inference
 from rlstack.acting.inferencer import Inferencer
@@ -22,6 +16,12 @@ from rlstack.acting.params import FixedParams
 from rlstack.agent import Agent
 from rlstack.envs.seats.views import SharedPool, View
 from rlstack.learning.learner import Learner
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.hooks import make_step_processor
+from rlstack.programs.components.replay import make_replay
+from rlstack.programs.components.restored import read_params
+from rlstack.programs.components.seeds import acting_key, role_key
+from rlstack.programs.policy_sets.members import Member, frozen_experiment
 from rlstack.replay import ReplayBuffer
 from rlstack.types import EnvSpec, Params, PRNGKey, PyTree, TimeStep, Transition
 

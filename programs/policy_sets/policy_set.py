@@ -6,12 +6,12 @@ import abc
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
-from programs.components.replay import announce_replay
-from programs.policy_sets.evaluation import SetEvaluator
-from programs.policy_sets.learners import Learners
-from programs.policy_sets.members import Division
-from programs.policy_sets.versions import Versions
 from rlstack.acting.evaluator import Evaluation
+from rlstack.programs.components.replay import announce_replay
+from rlstack.programs.policy_sets.evaluation import SetEvaluator
+from rlstack.programs.policy_sets.learners import Learners
+from rlstack.programs.policy_sets.members import Division
+from rlstack.programs.policy_sets.versions import Versions
 from rlstack.types import Transition
 
 
@@ -78,6 +78,6 @@ class PolicySet(abc.ABC):
     ) -> Evaluation:
         """Evaluates the current params of each policy, in games with the others, all greedy.
 
-        Arguments are those of `programs.run.books.Run.evaluate`.
+        Arguments are those of `rlstack.programs.run.books.Run.evaluate`.
         """
         return self._evaluator.evaluate(self.learner.params, progress, brief)

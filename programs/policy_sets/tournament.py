@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from programs.components.agent import make_agent
-from programs.components.environments import Pool, environment_spec
-from programs.components.restored import newest_checkpoint, read_config, read_params
-from programs.components.seeds import role_key, role_seed
-from programs.experiment import Experiment
-from programs.policy_sets.history import VersionedInferencer
-from programs.policy_sets.members import Division, Member, divide, make_games
-from programs.policy_sets.versions import Versions, read_versions
-from programs.tracking.run_dir import RunDir
 from rlstack.envs.pool import SyncEnv
 from rlstack.math.ratings import Ratings, rate, tables
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.environments import Pool, environment_spec
+from rlstack.programs.components.restored import newest_checkpoint, read_config, read_params
+from rlstack.programs.components.seeds import role_key, role_seed
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.policy_sets.history import VersionedInferencer
+from rlstack.programs.policy_sets.members import Division, Member, divide, make_games
+from rlstack.programs.policy_sets.versions import Versions, read_versions
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.storage import checkpoint
 from rlstack.types import StepType
 

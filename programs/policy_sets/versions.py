@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from programs.member_config import HistoryConfig
-from programs.policy_sets.members import Member
+from rlstack.programs.member_config import HistoryConfig
+from rlstack.programs.policy_sets.members import Member
 from rlstack.storage import checkpoint
 from rlstack.types import Array, Params, PyTree
 

@@ -4,6 +4,6 @@
 far. `train` trains: in one compiled program (`together`), or members in turn or as processes, by
 their checkpoints (`apart`).
 
-May import: programs, programs.reports, programs.run, programs.sets, programs.sweeps,
-programs.tracking, rlstack, rlstack.storage.
+May import: rlstack, rlstack.programs, rlstack.programs.reports, rlstack.programs.run,
+rlstack.programs.sets, rlstack.programs.sweeps, rlstack.programs.tracking, rlstack.storage.
 """

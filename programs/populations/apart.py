@@ -15,16 +15,16 @@ from typing import TextIO
 
 import numpy as np
 
-from programs.experiment import Experiment, to_json
-from programs.populations import selection
-from programs.populations.lineage import Lineage
-from programs.populations.population import Population
-from programs.run import train as runs
-from programs.sets import processes
-from programs.tracking.endings import is_complete
-from programs.tracking.result import Result, read_result
-from programs.tracking.run_dir import RunDir
-from programs.tracking.signals import Interrupted
+from rlstack.programs.experiment import Experiment, to_json
+from rlstack.programs.populations import selection
+from rlstack.programs.populations.lineage import Lineage
+from rlstack.programs.populations.population import Population
+from rlstack.programs.run import train as runs
+from rlstack.programs.sets import processes
+from rlstack.programs.tracking.endings import is_complete
+from rlstack.programs.tracking.result import Result, read_result
+from rlstack.programs.tracking.run_dir import RunDir
+from rlstack.programs.tracking.signals import Interrupted
 from rlstack.storage import checkpoint, checkpoint_parts, jsonl
 
 _RETURN = "actor/episode_return"

@@ -7,9 +7,9 @@ import json
 import math
 from pathlib import Path
 
-from programs.populations.population import Hyperparameters, Population
-from programs.populations.selection import Copy
-from programs.sets.members import reading_json
+from rlstack.programs.populations.population import Hyperparameters, Population
+from rlstack.programs.populations.selection import Copy
+from rlstack.programs.sets.members import reading_json
 from rlstack.storage import files
 
 FILE = "lineage.json"

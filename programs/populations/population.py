@@ -19,12 +19,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from programs.env_config import Option
-from programs.experiment import Experiment, from_json, to_json
-from programs.sets.members import reading_json, with_option, write_json
-from programs.sweeps import space
-from programs.sweeps.space import Range
 from rlstack.checks import Checked
+from rlstack.programs.env_config import Option
+from rlstack.programs.experiment import Experiment, from_json, to_json
+from rlstack.programs.sets.members import reading_json, with_option, write_json
+from rlstack.programs.sweeps import space
+from rlstack.programs.sweeps.space import Range
 
 FILE = "population.json"
 _COMMAND = "rlstack train PRESET --population 8 --vary NAME LOW HIGH"

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from programs.env_config import Option
-from programs.populations.population import Hyperparameters, Population, draw, fitted
-from programs.sweeps.space import Range, Values
+from rlstack.programs.env_config import Option
+from rlstack.programs.populations.population import Hyperparameters, Population, draw, fitted
+from rlstack.programs.sweeps.space import Range, Values
 
 _FACTORS = (0.8, 1.2)
 

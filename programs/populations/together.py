@@ -16,18 +16,18 @@ from pathlib import Path
 
 import numpy as np
 
-from programs.env_config import Option
-from programs.experiment import to_json
-from programs.populations import selection
-from programs.populations.lineage import Lineage
-from programs.populations.population import Population
-from programs.run.train import Opened
-from programs.sets import together
-from programs.sets.loops import Group
-from programs.tracking.display import ProgressDisplay
-from programs.tracking.result import Result
-from programs.tracking.run_dir import RunDir
-from programs.tracking.signals import Interrupted, StopSignals
+from rlstack.programs.env_config import Option
+from rlstack.programs.experiment import to_json
+from rlstack.programs.populations import selection
+from rlstack.programs.populations.lineage import Lineage
+from rlstack.programs.populations.population import Population
+from rlstack.programs.run.train import Opened
+from rlstack.programs.sets import together
+from rlstack.programs.sets.loops import Group
+from rlstack.programs.tracking.display import ProgressDisplay
+from rlstack.programs.tracking.result import Result
+from rlstack.programs.tracking.run_dir import RunDir
+from rlstack.programs.tracking.signals import Interrupted, StopSignals
 from rlstack.storage import checkpoint
 
 _NEVER = 10**12  # frames; checkpoints are written for all members at once, after a selection

@@ -11,22 +11,22 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TextIO
 
-from programs.env_config import Option
-from programs.populations import apart, lineage, together
-from programs.populations import population as populations
-from programs.populations.lineage import Lineage
-from programs.populations.population import Hyperparameters, Population
-from programs.reports import report, tables
-from programs.run import train
-from programs.run.train import Opened
-from programs.sets import loops, processes
-from programs.sets.members import FailedRunsError, short_names
-from programs.sets.train import check, reporting
-from programs.sweeps.space import Range
-from programs.tracking.display import ProgressDisplay, lasting
-from programs.tracking.progress import Progress
-from programs.tracking.result import Result
-from programs.tracking.run_dir import RunDir, new_directory
+from rlstack.programs.env_config import Option
+from rlstack.programs.populations import apart, lineage, together
+from rlstack.programs.populations import population as populations
+from rlstack.programs.populations.lineage import Lineage
+from rlstack.programs.populations.population import Hyperparameters, Population
+from rlstack.programs.reports import report, tables
+from rlstack.programs.run import train
+from rlstack.programs.run.train import Opened
+from rlstack.programs.sets import loops, processes
+from rlstack.programs.sets.members import FailedRunsError, short_names
+from rlstack.programs.sets.train import check, reporting
+from rlstack.programs.sweeps.space import Range
+from rlstack.programs.tracking.display import ProgressDisplay, lasting
+from rlstack.programs.tracking.progress import Progress
+from rlstack.programs.tracking.result import Result
+from rlstack.programs.tracking.run_dir import RunDir, new_directory
 
 _ROOT = Path("runs")
 

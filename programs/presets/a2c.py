@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from agents.a2c import A2CConfig
-from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import on_policy, preset
+from rlstack.agents.a2c import A2CConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.presets.registry import on_policy, preset
 
 
 @preset

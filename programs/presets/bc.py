@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from agents.bc import BCConfig
-from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import preset
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.bc import BCConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.networks import NetworkConfig, RaggedTransformerConfig, RelativePositionsConfig
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.presets.registry import preset
 from rlstack.replay import ReplayConfig
 
 

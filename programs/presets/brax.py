@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from agents.ppo import PPOConfig
-from agents.sac import SACConfig
-from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import on_policy, preset, transitions
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.ppo import PPOConfig
+from rlstack.agents.sac import SACConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.networks import NetworkConfig
 from rlstack.networks.layers.dense import Norm
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.presets.registry import on_policy, preset, transitions
 
 _EVALUATOR = EvaluatorConfig(episodes=32, num_envs=32)
 

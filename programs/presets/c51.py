@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from agents.c51 import C51Config
-from programs.experiment import Experiment
-from programs.presets.registry import falling, find, like, preset
+from rlstack.agents.c51 import C51Config
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.presets.registry import falling, find, like, preset
 
 
 @preset

@@ -7,12 +7,12 @@ instead of a billion: https://github.com/MichaelTMatthews/Craftax_Baselines/blob
 
 from __future__ import annotations
 
-from agents.ppo import PPOConfig
-from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import on_policy, preset
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.ppo import PPOConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.presets.registry import on_policy, preset
 
 
 def _ppo(name: str, env: str) -> Experiment:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from agents.dqn import DQNConfig
-from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import atari, falling, like, preset, transitions
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.dqn import DQNConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.presets.registry import atari, falling, like, preset, transitions
 from rlstack.replay import ReplayConfig
 
 

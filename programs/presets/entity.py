@@ -16,10 +16,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from agents.ppo import PPOConfig
-from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import find, like, on_policy_replay, preset
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.ppo import PPOConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.networks import (
     NetworkConfig,
@@ -28,6 +26,8 @@ from rlstack.networks import (
     TranslationConfig,
 )
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.presets.registry import find, like, on_policy_replay, preset
 
 _PPO = PPOConfig(
     entropy_cost=0.1, value_clip=0.2, num_epochs=3, max_grad_norm=2.0, ratio="per_actor"

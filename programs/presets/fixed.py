@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from agents.fixed import RandomConfig, ScriptedConfig
-from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import on_policy_replay, preset
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.fixed import RandomConfig, ScriptedConfig
+from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.presets.registry import on_policy_replay, preset
 
 
 def _cartpole(name: str, agent: RandomConfig | ScriptedConfig) -> Experiment:
@@ -27,7 +27,7 @@ def cartpole_random(name: str) -> Experiment:
 @preset
 def cartpole_scripted(name: str) -> Experiment:
     """CartPole-v1 with a rule that balances for all 500 steps."""
-    return _cartpole(name, ScriptedConfig("agents.rules:balance_cartpole"))
+    return _cartpole(name, ScriptedConfig("rlstack.agents.rules:balance_cartpole"))
 
 
 @preset
@@ -35,7 +35,7 @@ def entity_floor_is_lava_scripted(name: str) -> Experiment:
     """FloorIsLava with a rule that always jumps to the high ground."""
     return Experiment(
         preset=name,
-        agent=ScriptedConfig("agents.rules:jump_to_high_ground"),
+        agent=ScriptedConfig("rlstack.agents.rules:jump_to_high_ground"),
         env=EnvConfig("rlstack.entity.games:FloorIsLava", num_envs=16),
         replay=on_policy_replay(16, 32),
         evaluator=EvaluatorConfig(episodes=200, num_envs=20),

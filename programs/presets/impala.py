@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from agents.impala import ImpalaConfig
-from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import atari, on_policy, preset
+from rlstack.agents.impala import ImpalaConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.presets.registry import atari, on_policy, preset
 
 
 @preset

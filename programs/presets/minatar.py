@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from agents.dqn import DQNConfig
-from agents.ppo import PPOConfig
-from agents.pqn import PQNConfig
-from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import on_policy, preset, transitions
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.dqn import DQNConfig
+from rlstack.agents.ppo import PPOConfig
+from rlstack.agents.pqn import PQNConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.presets.registry import on_policy, preset, transitions
 
 _FRAMES = 10_000_000
 _EVALUATOR = EvaluatorConfig(episodes=100, num_envs=100)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from agents.ppo import PPOConfig
-from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import on_policy, preset
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.ppo import PPOConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.presets.registry import on_policy, preset
 
 _LENGTH = 25  # steps of an episode, as in all published results
 _SEATS = 3 * 32  # seats of all games

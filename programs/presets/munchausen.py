@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from agents.munchausen import MunchausenConfig
-from programs.experiment import Experiment
-from programs.presets.registry import falling, like, preset
+from rlstack.agents.munchausen import MunchausenConfig
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.presets.registry import falling, like, preset
 
 
 @preset

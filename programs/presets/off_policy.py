@@ -10,14 +10,14 @@ here.
 
 from __future__ import annotations
 
-from agents.ddpg import DDPGConfig
-from agents.sac import SACConfig
-from agents.td3 import TD3Config
-from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import falling, like, preset, transitions
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.ddpg import DDPGConfig
+from rlstack.agents.sac import SACConfig
+from rlstack.agents.td3 import TD3Config
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.presets.registry import falling, like, preset, transitions
 
 
 @preset

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from agents.ppo import PPOConfig
-from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import atari, find, on_policy, on_policy_replay, preset
-from programs.program_config import ProgramConfig
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.acting.inference import InferencerConfig
+from rlstack.agents.ppo import PPOConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.presets.registry import atari, find, on_policy, on_policy_replay, preset
+from rlstack.programs.program_config import ProgramConfig
 
 
 @preset

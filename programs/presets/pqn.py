@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from agents.pqn import PQNConfig
-from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import like, on_policy, preset
+from rlstack.agents.pqn import PQNConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.presets.registry import like, on_policy, preset
 
 
 @preset

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from agents.iqn import IQNConfig
-from agents.qr_dqn import QRDQNConfig
-from programs.experiment import Experiment
-from programs.presets.registry import falling, find, like, preset
+from rlstack.agents.iqn import IQNConfig
+from rlstack.agents.qr_dqn import QRDQNConfig
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.presets.registry import falling, find, like, preset
 
 
 @preset

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from agents.r2d2 import R2D2Config
-from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import preset
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.r2d2 import R2D2Config
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.presets.registry import preset
 from rlstack.replay import ReplayConfig
 
 

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from agents.ppo import PPOConfig
-from agents.pqn import PQNConfig
-from programs.experiment import EnvConfig, Experiment
+from rlstack.agents.ppo import PPOConfig
+from rlstack.agents.pqn import PQNConfig
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.experiment import EnvConfig, Experiment
 from rlstack.references import nearest
 from rlstack.replay import ReplayConfig
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from agents.ppo import PPOConfig
-from programs.experiment import EnvConfig, Experiment
-from programs.member_config import HistoryConfig, MemberConfig
-from programs.presets.registry import falling, on_policy_replay, preset
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.ppo import PPOConfig
 from rlstack.networks import NetworkConfig
+from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.member_config import HistoryConfig, MemberConfig
+from rlstack.programs.presets.registry import falling, on_policy_replay, preset
 
 
 @preset

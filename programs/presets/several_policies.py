@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from agents.dqn import DQNConfig
-from agents.fixed import ScriptedConfig
-from agents.ppo import PPOConfig
-from programs.experiment import EnvConfig, Experiment
-from programs.member_config import HistoryConfig, MemberConfig
-from programs.presets.registry import falling, on_policy_replay, preset, transitions
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.dqn import DQNConfig
+from rlstack.agents.fixed import ScriptedConfig
+from rlstack.agents.ppo import PPOConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.networks import NetworkConfig
+from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.member_config import HistoryConfig, MemberConfig
+from rlstack.programs.presets.registry import falling, on_policy_replay, preset, transitions
 
-_BASE_STOCK = ScriptedConfig("agents.rules:order_up_to_base_stock")
+_BASE_STOCK = ScriptedConfig("rlstack.agents.rules:order_up_to_base_stock")
 
 
 @preset

@@ -1,4 +1,4 @@
 """Where the time of a run goes: what each node measures, and what it says about the run.
 
-May import: programs, programs.tracking.
+May import: rlstack.programs, rlstack.programs.tracking.
 """

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from programs.experiment import Experiment
-from programs.tracking.run_dir import RunDir
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.tracking.run_dir import RunDir
 
 ACTING, ENVIRONMENTS = "computing actions", "waiting for environments"
 WRITING, DRAWING, LEARNING = "writing to the replay", "drawing batches", "updates"

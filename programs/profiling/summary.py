@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from programs.profiling.profile import (
+from rlstack.programs.profiling.profile import (
     ACTING,
     COMPILED,
     DRAWING,
@@ -16,7 +16,7 @@ from programs.profiling.profile import (
     SERVING,
     WRITING,
 )
-from programs.tracking.run_dir import RunDir
+from rlstack.programs.tracking.run_dir import RunDir
 
 
 def summary(directory: RunDir) -> str:

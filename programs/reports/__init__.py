@@ -3,6 +3,6 @@
 `runs` reads runs, `normalisation` puts scores of different tasks on one scale, and `statistics`
 has the numbers of a report. `tables`, `figures` and `page` show them; `report` writes the files.
 
-May import: programs, programs.components, programs.presets, programs.tracking, rlstack.math,
-rlstack.storage.
+May import: rlstack.math, rlstack.programs, rlstack.programs.components, rlstack.programs.presets,
+rlstack.programs.tracking, rlstack.storage.
 """

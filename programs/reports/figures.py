@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from programs.reports.plots import Bars, Lines, Plot
+from rlstack.programs.reports.plots import Bars, Lines, Plot
 
 
 def draw(plot: Plot, path: Path) -> None:

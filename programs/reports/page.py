@@ -14,9 +14,9 @@ from string import Template
 
 import numpy as np
 
-from programs.reports import tables
-from programs.reports.plots import Bars, Lines, Plot, Points
-from programs.reports.tables import Table
+from rlstack.programs.reports import tables
+from rlstack.programs.reports.plots import Bars, Lines, Plot, Points
+from rlstack.programs.reports.tables import Table
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _COLORS = (

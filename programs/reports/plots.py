@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from programs.reports.runs import Run
-from programs.reports.statistics import OVER_TASKS, Curve, Statistics, learning_curve, profiles
 from rlstack.math.intervals import Interval
+from rlstack.programs.reports.runs import Run
+from rlstack.programs.reports.statistics import (
+    OVER_TASKS,
+    Curve,
+    Statistics,
+    learning_curve,
+    profiles,
+)
 
 
 class Lines(NamedTuple):

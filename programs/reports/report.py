@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from programs.reports import figures, page, plots, statistics, tables
-from programs.reports.normalisation import Normalisation
-from programs.reports.runs import By, Group, Run, methods, read_groups
-from programs.reports.statistics import Statistics
+from rlstack.programs.reports import figures, page, plots, statistics, tables
+from rlstack.programs.reports.normalisation import Normalisation
+from rlstack.programs.reports.runs import By, Group, Run, methods, read_groups
+from rlstack.programs.reports.statistics import Statistics
 
 Pictures = Literal["png", "svg", "none"]
 Groups = Mapping[str, Sequence[str | Path]]  # directories of runs that differ in their seeds
@@ -62,13 +62,13 @@ def make(
 
     Args:
       sources: the groups of runs of each directory, with its name.
-      by: what the statistics compare; see `programs.reports.runs.methods`.
+      by: what the statistics compare; see `rlstack.programs.reports.runs.methods`.
       normalisation: for averages over tasks.
       compare: whether to compare each pair of methods.
 
     Raises:
       ValueError: a directory holds no finished run, a group has a seed twice, or a method has two
-        groups of one task; or see `programs.reports.statistics.compute`.
+        groups of one task; or see `rlstack.programs.reports.statistics.compute`.
     """
     named: dict[str, dict[str, list[str | Path]]] = {}
     for source, groups in sources:

@@ -8,11 +8,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from programs.components.restored import options_of, read_config
-from programs.experiment import Experiment
-from programs.presets import PRESETS, preset
-from programs.tracking.result import Result, read_result
-from programs.tracking.run_dir import RunDir
+from rlstack.programs.components.restored import options_of, read_config
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.presets import PRESETS, preset
+from rlstack.programs.tracking.result import Result, read_result
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.storage import jsonl
 
 By = Literal["preset", "agent", "directory"]

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from programs.reports.normalisation import Normalisation
-from programs.reports.runs import Method, Run
 from rlstack.math import intervals
 from rlstack.math.intervals import Band, Interval
+from rlstack.programs.reports.normalisation import Normalisation
+from rlstack.programs.reports.runs import Method, Run
 
 OF_ONE_TASK = {"mean": intervals.mean, "median": intervals.median, "IQM": intervals.iqm}
 OVER_TASKS = {**OF_ONE_TASK, "optimality gap": intervals.optimality_gap}

@@ -8,10 +8,10 @@ import re
 import statistics as numbers
 from collections.abc import Iterator, Mapping, Sequence
 
-from programs.reports.runs import Run
-from programs.reports.statistics import OF_ONE_TASK, OVER_TASKS, Estimates, Statistics
 from rlstack.math import intervals
 from rlstack.math.intervals import Interval
+from rlstack.programs.reports.runs import Run
+from rlstack.programs.reports.statistics import OF_ONE_TASK, OVER_TASKS, Estimates, Statistics
 
 _COLUMNS = (
     "preset",

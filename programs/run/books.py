@@ -12,21 +12,21 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol, TextIO
 
-from programs.callbacks import Events
-from programs.components.best import BestCheckpoint
-from programs.components.evaluation import Allowance, Shows
-from programs.experiment import Experiment
-from programs.policies.training_videos import TrainingVideos
-from programs.policy_sets.policy_set import PolicySet
-from programs.tracking import failed_update, origin, signals
-from programs.tracking.display import ProgressDisplay
-from programs.tracking.periodic import PeriodicActions
-from programs.tracking.progress import Progress
-from programs.tracking.result import Result
-from programs.tracking.run_dir import RunDir
 from rlstack.acting.evaluator import Evaluation
 from rlstack.checks import EnvCrash, EnvError, ExitError, no_exits
 from rlstack.learning.learner import NonFiniteError
+from rlstack.programs.callbacks import Events
+from rlstack.programs.components.best import BestCheckpoint
+from rlstack.programs.components.evaluation import Allowance, Shows
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.policies.training_videos import TrainingVideos
+from rlstack.programs.policy_sets.policy_set import PolicySet
+from rlstack.programs.tracking import failed_update, origin, signals
+from rlstack.programs.tracking.display import ProgressDisplay
+from rlstack.programs.tracking.periodic import PeriodicActions
+from rlstack.programs.tracking.progress import Progress
+from rlstack.programs.tracking.result import Result
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.storage import checkpoint
 from rlstack.storage.loggers import Fanout
 from rlstack.types import Params, PyTree
@@ -82,7 +82,7 @@ class Run(Protocol):
 
 
 class Loop(Run, Protocol):
-    """A run that trains by itself; see `programs.run.train`."""
+    """A run that trains by itself; see `rlstack.programs.run.train`."""
 
     def announce(self, stream: TextIO) -> None:
         """Prints what the run needs or learns from.

@@ -14,15 +14,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from programs.components.environments import fault_error
-from programs.components.seeds import role_seed
-from programs.experiment import Experiment
-from programs.tracking.periodic import PeriodicActions
 from rlstack.fused.acting import Tally
 from rlstack.fused.learning import Updates
 from rlstack.fused.loop import NO_LIMIT, Limits, LoopState, Report
 from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.learning.update import in_thread
+from rlstack.programs.components.environments import fault_error
+from rlstack.programs.components.seeds import role_seed
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.tracking.periodic import PeriodicActions
 from rlstack.random.compiled_quickly import CompiledQuickly
 from rlstack.references import name_of
 from rlstack.specs.masks import COUNTER, no_choice_warning, without_choice
@@ -56,7 +56,7 @@ class CompiledRun(abc.ABC):
 
     Attributes:
       experiment: what runs.
-      starting_seconds: see `programs.run.single_process.SingleProcess`.
+      starting_seconds: see `rlstack.programs.run.single_process.SingleProcess`.
     """
 
     starting_seconds = 0.0

@@ -8,29 +8,29 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from programs.components.environments import (
+from rlstack.acting.evaluator import Evaluation
+from rlstack.checks import no_exits
+from rlstack.programs.components.environments import (
     check_opponents,
     environment_spec,
     make_env,
     make_evaluation_env,
 )
-from programs.components.evaluation import evaluate as evaluate_params
-from programs.components.evaluation import make_evaluator
-from programs.components.restored import (
+from rlstack.programs.components.evaluation import evaluate as evaluate_params
+from rlstack.programs.components.evaluation import make_evaluator
+from rlstack.programs.components.restored import (
     Which,
     chosen_checkpoint,
     newest_checkpoint,
     read_config,
     read_params,
 )
-from programs.env_config import OpponentsConfig, Option
-from programs.experiment import Experiment
-from programs.policy_sets.evaluation import SetEvaluator
-from programs.policy_sets.members import divide
-from programs.policy_sets.versions import read_versions
-from programs.tracking.run_dir import RunDir
-from rlstack.acting.evaluator import Evaluation
-from rlstack.checks import no_exits
+from rlstack.programs.env_config import OpponentsConfig, Option
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.policy_sets.evaluation import SetEvaluator
+from rlstack.programs.policy_sets.members import divide
+from rlstack.programs.policy_sets.versions import read_versions
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.types import EnvSpec
 
 

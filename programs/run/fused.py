@@ -8,12 +8,12 @@ import functools
 import jax
 import numpy as np
 
-from programs.components.evaluation import compile_evaluation, make_evaluator
-from programs.experiment import Experiment
-from programs.run.calls import Calls, Phase
-from programs.run.fused_run import FusedRun, begin, make_parts
 from rlstack.jax_envs.factory import make_batch
 from rlstack.learning.update import in_thread
+from rlstack.programs.components.evaluation import compile_evaluation, make_evaluator
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.run.calls import Calls, Phase
+from rlstack.programs.run.fused_run import FusedRun, begin, make_parts
 
 
 class Fused(Calls, FusedRun):

@@ -1,7 +1,7 @@
 """One run of a compiled loop: its counters, logs, checkpoints and evaluations.
 
-The topology fused has one such run in a program (`programs.run.fused`), and a set of runs several
-(`programs.sets.together`).
+The topology fused has one such run in a program (`rlstack.programs.run.fused`), and a set of runs
+several (`rlstack.programs.sets.together`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from programs.components.agent import make_agent
-from programs.components.evaluation import evaluate
-from programs.components.replay import announce_replay
-from programs.components.seeds import acting_key, role_key
-from programs.experiment import Experiment
-from programs.run.calls import CompiledRun, log_call
-from programs.tracking.periodic import PeriodicActions
 from rlstack.acting.actor import transition_spec
 from rlstack.acting.evaluator import Evaluation, Evaluator
 from rlstack.agent import Agent
@@ -30,6 +23,13 @@ from rlstack.fused.ring import RingState
 from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.learning.learner import NonFiniteError, non_finite
 from rlstack.networks import in_parts
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.evaluation import evaluate
+from rlstack.programs.components.replay import announce_replay
+from rlstack.programs.components.seeds import acting_key, role_key
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.run.calls import CompiledRun, log_call
+from rlstack.programs.tracking.periodic import PeriodicActions
 from rlstack.types import (
     Array,
     Batch,
@@ -250,7 +250,7 @@ class FusedRun(CompiledRun):
     def evaluate(
         self, progress: Callable[[int, int], None] | None = None, brief: bool = False
     ) -> Evaluation:
-        """Evaluates the current params; see `programs.run.books.Run.evaluate`."""
+        """Evaluates the current params; see `rlstack.programs.run.books.Run.evaluate`."""
         params = self.learner.params
         return evaluate(self.experiment, self._evaluator, params, progress, brief=brief)
 

@@ -12,25 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from programs.components.agent import make_agent
-from programs.components.seeds import acting_key, role_key
-from programs.experiment import Experiment
-from programs.policy_sets.evaluation import SetEvaluator
-from programs.policy_sets.learners import Learners
-from programs.policy_sets.members import Division, Member, divide
-from programs.policy_sets.player import fixed_agent
-from programs.policy_sets.policy_set import PolicySet
-from programs.policy_sets.versions import FORGETTING, PRIOR, Versions
-from programs.run.calls import Calls, Phase, log_call
-from programs.run.fused_run import (
-    Learned,
-    failed_update,
-    make_learning_agent,
-    make_parts,
-    ring_stats,
-    untrained,
-)
-from programs.tracking.periodic import PeriodicActions
 from rlstack.agent import Agent
 from rlstack.families.frozen import Frozen, FrozenParams
 from rlstack.fused.acting import Actors
@@ -41,6 +22,25 @@ from rlstack.fused.seats import Player, SetKeys, unchanging, with_the_rest
 from rlstack.fused.several import Alone, Learns, SetLoop
 from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.jax_envs.factory import make_batch
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.seeds import acting_key, role_key
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.policy_sets.evaluation import SetEvaluator
+from rlstack.programs.policy_sets.learners import Learners
+from rlstack.programs.policy_sets.members import Division, Member, divide
+from rlstack.programs.policy_sets.player import fixed_agent
+from rlstack.programs.policy_sets.policy_set import PolicySet
+from rlstack.programs.policy_sets.versions import FORGETTING, PRIOR, Versions
+from rlstack.programs.run.calls import Calls, Phase, log_call
+from rlstack.programs.run.fused_run import (
+    Learned,
+    failed_update,
+    make_learning_agent,
+    make_parts,
+    ring_stats,
+    untrained,
+)
+from rlstack.programs.tracking.periodic import PeriodicActions
 from rlstack.types import Params, PRNGKey, PyTree, Transition
 
 

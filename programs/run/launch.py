@@ -9,18 +9,18 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from programs.components.environments import environment_spec
-from programs.components.replay import announce_replay
-from programs.experiment import Experiment, ProgramConfig
-from programs.nodes.base import Setup
-from programs.nodes.failures import cause, read_failures, release_record, reserve_record
-from programs.policy_sets.members import divide
-from programs.profiling.profile import Updates
-from programs.tracking import open_files
-from programs.tracking.display import ProgressDisplay
-from programs.tracking.result import Result, read_result
-from programs.tracking.run_dir import RunDir
-from programs.tracking.signals import Interrupted
+from rlstack.programs.components.environments import environment_spec
+from rlstack.programs.components.replay import announce_replay
+from rlstack.programs.experiment import Experiment, ProgramConfig
+from rlstack.programs.nodes.base import Setup
+from rlstack.programs.nodes.failures import cause, read_failures, release_record, reserve_record
+from rlstack.programs.policy_sets.members import divide
+from rlstack.programs.profiling.profile import Updates
+from rlstack.programs.tracking import open_files
+from rlstack.programs.tracking.display import ProgressDisplay
+from rlstack.programs.tracking.result import Result, read_result
+from rlstack.programs.tracking.run_dir import RunDir
+from rlstack.programs.tracking.signals import Interrupted
 from rlstack.rpc import transports
 from rlstack.rpc.socket_filter import address_of
 from rlstack.storage import checkpoint
@@ -97,21 +97,21 @@ def _started(experiment: Experiment, directory: RunDir) -> Iterator[_Launch]:
     where = str(directory.path) if program.launch == "ray" else ""
     with transports.chosen(transport_name(program), where):
         if program.launch == "threads":
-            from programs.launchers.threads import run_threads
+            from rlstack.programs.launchers.threads import run_threads
 
             yield run_threads
         elif program.launch == "ray":
-            from programs.launchers.ray.program import run_ray
+            from rlstack.programs.launchers.ray.program import run_ray
 
             yield run_ray
         elif program.launch == "launchpad":
-            from programs.launchers import processes
-            from programs.launchers.launchpad.launch import MANAGER, run_launchpad
+            from rlstack.programs.launchers import processes
+            from rlstack.programs.launchers.launchpad.launch import MANAGER, run_launchpad
 
             with processes.started(MANAGER, directory) as process:
                 yield functools.partial(run_launchpad, process)
         else:
-            from programs.launchers import launcher, processes
+            from rlstack.programs.launchers import launcher, processes
 
             with processes.started(launcher.LOCAL, directory) as process:
                 yield functools.partial(processes.run_processes, process)
@@ -160,7 +160,7 @@ def check_packages(experiment: Experiment) -> None:
             "`make venv` installs Reverb."
         )
     if launch == "ray":
-        from programs.launchers.ray import cluster
+        from rlstack.programs.launchers.ray import cluster
 
         cluster.load()
 
@@ -199,8 +199,8 @@ def _why(setup: Setup) -> str:
 
 def _log_of(setup: Setup, name: str) -> Path:
     """Returns the file with the output of a node."""
-    from programs.launchers.wiring import indexed
-    from programs.topologies import graph_of
+    from rlstack.programs.launchers.wiring import indexed
+    from rlstack.programs.topologies import graph_of
 
     logs = setup.directory.node_logs
     for node, index in indexed(graph_of(setup)):

@@ -10,16 +10,16 @@ from typing import TextIO
 import jax
 import numpy as np
 
-from agents import AGENTS
-from programs.components.agent import make_agent
-from programs.components.environments import make_evaluation_env
-from programs.components.evaluation import evaluate, make_evaluator
-from programs.components.seeds import role_key, role_seed
-from programs.experiment import Experiment
-from programs.tracking.periodic import PeriodicActions
 from rlstack.acting.actor import transition_spec
 from rlstack.acting.evaluator import Evaluation
+from rlstack.agents import AGENTS
 from rlstack.learning.learner import Learner
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.environments import make_evaluation_env
+from rlstack.programs.components.evaluation import evaluate, make_evaluator
+from rlstack.programs.components.seeds import role_key, role_seed
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.tracking.periodic import PeriodicActions
 from rlstack.storage.datasets import Dataset, Windows
 from rlstack.types import EnvSpec, PyTree
 
@@ -74,7 +74,7 @@ class Offline:
     dataset counts each time it is learned from.
     """
 
-    starting_seconds = 0.0  # unknown: see `programs.run.single_process.SingleProcess`
+    starting_seconds = 0.0  # unknown: see `rlstack.programs.run.single_process.SingleProcess`
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
@@ -125,7 +125,7 @@ class Offline:
     def evaluate(
         self, progress: Callable[[int, int], None] | None = None, brief: bool = False
     ) -> Evaluation:
-        """Evaluates the current params; see `programs.run.books.Run.evaluate`."""
+        """Evaluates the current params; see `rlstack.programs.run.books.Run.evaluate`."""
         params = self.learner.params
         return evaluate(self.experiment, self._evaluator, params, progress, brief=brief)
 

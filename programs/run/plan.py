@@ -10,22 +10,22 @@ from typing import Any
 import jax
 import numpy as np
 
-from programs.components import opponents
-from programs.components.agent import make_agent
-from programs.components.devices import check_devices
-from programs.components.environments import check_opponents, environment_spec
-from programs.components.hooks import check_hooks
-from programs.components.replay import batch_spec, replay_bytes
-from programs.experiment import Experiment, to_json
-from programs.nodes.base import Setup
-from programs.policies.training_videos import check_videos
-from programs.policy_sets import members
-from programs.policy_sets.members import divide
-from programs.run.launch import check_packages, transport_name
-from programs.run.offline import resolve_dataset
-from programs.topologies import graph_of
-from programs.tracking.own_loggers import is_own
-from programs.tracking.run_dir import RunDir, check_writable
+from rlstack.programs.components import opponents
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.devices import check_devices
+from rlstack.programs.components.environments import check_opponents, environment_spec
+from rlstack.programs.components.hooks import check_hooks
+from rlstack.programs.components.replay import batch_spec, replay_bytes
+from rlstack.programs.experiment import Experiment, to_json
+from rlstack.programs.nodes.base import Setup
+from rlstack.programs.policies.training_videos import check_videos
+from rlstack.programs.policy_sets import members
+from rlstack.programs.policy_sets.members import divide
+from rlstack.programs.run.launch import check_packages, transport_name
+from rlstack.programs.run.offline import resolve_dataset
+from rlstack.programs.topologies import graph_of
+from rlstack.programs.tracking.own_loggers import is_own
+from rlstack.programs.tracking.run_dir import RunDir, check_writable
 from rlstack.references import name_of
 from rlstack.types import EnvSpec, PyTree, Transition
 
@@ -77,7 +77,7 @@ class Plan:
 
 
 def plan(experiment: Experiment, run_dir: str | os.PathLike[str] | None = None) -> Plan:
-    """Checks an experiment as `programs.run.train.run` does, and says what it would do.
+    """Checks an experiment as `rlstack.programs.run.train.run` does, and says what it would do.
 
     One environment is made and closed. Nothing is trained or written.
 

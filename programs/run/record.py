@@ -7,17 +7,22 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from programs.components.agent import make_agent
-from programs.components.environments import make_evaluation_env
-from programs.components.restored import counts_at, newest_checkpoint, read_config, read_params
-from programs.components.seeds import role_key
-from programs.experiment import Experiment
-from programs.tracking.run_dir import RunDir
-from programs.tracking.signals import Interrupted, StopSignals
 from rlstack.acting.actor import Actor
 from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inferencer import Inferencer
 from rlstack.acting.params import FixedParams
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.environments import make_evaluation_env
+from rlstack.programs.components.restored import (
+    counts_at,
+    newest_checkpoint,
+    read_config,
+    read_params,
+)
+from rlstack.programs.components.seeds import role_key
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.tracking.run_dir import RunDir
+from rlstack.programs.tracking.signals import Interrupted, StopSignals
 from rlstack.storage import checkpoint
 from rlstack.storage.datasets import DatasetWriter, Header
 
@@ -49,7 +54,8 @@ def record(
     Raises:
       ValueError: there is no run or no checkpoint, or the directory is not empty.
       rlstack.storage.datasets.DatasetWriteError: a file cannot be written; no files are left.
-      programs.tracking.signals.Interrupted: SIGINT or SIGTERM was received; no files are left.
+      rlstack.programs.tracking.signals.Interrupted: SIGINT or SIGTERM was received; no files are
+      left.
     """
     directory = RunDir.open(run_dir)
     experiment = _recorded_experiment(read_config(directory), frames, seed)

@@ -12,19 +12,19 @@ from typing import TextIO
 import jax
 import numpy as np
 
-from programs.components.agent import make_agent
-from programs.components.devices import single_process_device
-from programs.components.environments import Pool, make_env, starting_seconds
-from programs.components.evaluation import evaluate, make_evaluator
-from programs.components.hooks import make_step_processor
-from programs.components.replay import announce_replay, make_replay
-from programs.components.seeds import acting_key, role_key, role_seed
-from programs.experiment import Experiment
-from programs.tracking.periodic import PeriodicActions
 from rlstack.acting.actor import Actor, transition_spec
 from rlstack.acting.evaluator import Evaluation
 from rlstack.acting.inferencer import Inferencer
 from rlstack.learning.learner import Learner
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.devices import single_process_device
+from rlstack.programs.components.environments import Pool, make_env, starting_seconds
+from rlstack.programs.components.evaluation import evaluate, make_evaluator
+from rlstack.programs.components.hooks import make_step_processor
+from rlstack.programs.components.replay import announce_replay, make_replay
+from rlstack.programs.components.seeds import acting_key, role_key, role_seed
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.tracking.periodic import PeriodicActions
 from rlstack.storage import checkpoint
 from rlstack.types import PyTree
 
@@ -130,7 +130,7 @@ class SingleProcess:
     def evaluate(
         self, progress: Callable[[int, int], None] | None = None, brief: bool = False
     ) -> Evaluation:
-        """Evaluates the current params; see `programs.run.books.Run.evaluate`."""
+        """Evaluates the current params; see `rlstack.programs.run.books.Run.evaluate`."""
         _, params = self.learner.get_params() or (0, None)
         return evaluate(self.experiment, self._evaluator, params, progress, brief=brief)
 

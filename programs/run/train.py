@@ -12,40 +12,40 @@ from typing import Any, NamedTuple, TextIO
 import jax
 import jax.numpy as jnp
 
-from programs.callbacks import Callbacks, check_callback
-from programs.components import opponents, xla
-from programs.components.agent import make_agent
-from programs.components.devices import check_devices
-from programs.components.environments import check_opponents, environment_spec
-from programs.components.hooks import check_hooks
-from programs.components.restored import (
+from rlstack.checks import no_exits
+from rlstack.envs import watch
+from rlstack.programs.callbacks import Callbacks, check_callback
+from rlstack.programs.components import opponents, xla
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.devices import check_devices
+from rlstack.programs.components.environments import check_opponents, environment_spec
+from rlstack.programs.components.hooks import check_hooks
+from rlstack.programs.components.restored import (
     read_config,
     require_checkpoint,
 )
-from programs.experiment import Experiment, to_json
-from programs.member_config import is_fixed
-from programs.policies.training_videos import check_videos
-from programs.policy_sets import members
-from programs.policy_sets.loop import SeveralPolicies
-from programs.profiling.profile import Profile, Updates, chosen_updates
-from programs.profiling.summary import summary
-from programs.run.books import Books, Loop
-from programs.run.evaluation import evaluate as evaluate
-from programs.run.fused import Fused
-from programs.run.fused_set import FusedSet
-from programs.run.launch import run_program
-from programs.run.offline import Offline, resolve_dataset
-from programs.run.single_process import SingleProcess
-from programs.titles import set_title
-from programs.tracking import failed_update, origin, signals
-from programs.tracking.display import ProgressDisplay
-from programs.tracking.endings import BUDGETS, is_complete
-from programs.tracking.progress import Progress, open_logs, resume_point
-from programs.tracking.result import Result, read_result
-from programs.tracking.run_dir import RunDir
-from programs.tracking.signals import Interrupted, StopSignals
-from rlstack.checks import no_exits
-from rlstack.envs import watch
+from rlstack.programs.experiment import Experiment, to_json
+from rlstack.programs.member_config import is_fixed
+from rlstack.programs.policies.training_videos import check_videos
+from rlstack.programs.policy_sets import members
+from rlstack.programs.policy_sets.loop import SeveralPolicies
+from rlstack.programs.profiling.profile import Profile, Updates, chosen_updates
+from rlstack.programs.profiling.summary import summary
+from rlstack.programs.run.books import Books, Loop
+from rlstack.programs.run.evaluation import evaluate as evaluate
+from rlstack.programs.run.fused import Fused
+from rlstack.programs.run.fused_set import FusedSet
+from rlstack.programs.run.launch import run_program
+from rlstack.programs.run.offline import Offline, resolve_dataset
+from rlstack.programs.run.single_process import SingleProcess
+from rlstack.programs.titles import set_title
+from rlstack.programs.tracking import failed_update, origin, signals
+from rlstack.programs.tracking.display import ProgressDisplay
+from rlstack.programs.tracking.endings import BUDGETS, is_complete
+from rlstack.programs.tracking.progress import Progress, open_logs, resume_point
+from rlstack.programs.tracking.result import Result, read_result
+from rlstack.programs.tracking.run_dir import RunDir
+from rlstack.programs.tracking.signals import Interrupted, StopSignals
 from rlstack.references import Hook
 from rlstack.storage import allocator, checkpoint
 from rlstack.storage.loggers import Fanout
@@ -69,9 +69,10 @@ def run(
     Args:
       experiment: what to run.
       run_dir: an empty or new directory; by default a new one under ``runs/``.
-      callbacks: objects with methods of `programs.callbacks.Callback`, which are called here.
+      callbacks: objects with methods of `rlstack.programs.callbacks.Callback`, which are called
+        here.
       loggers: further loggers, in addition to those of the experiment.
-      profile: updates to measure, such as ``20..30``; see `programs.profiling.profile`.
+      profile: updates to measure, such as ``20..30``; see `rlstack.programs.profiling.profile`.
       stream: receives the progress display; standard error by default.
 
     Returns:
@@ -81,8 +82,8 @@ def run(
       ValueError: the config contradicts itself or the environment.
       rlstack.learning.learner.NonFiniteError: an update gave NaN; its inputs are saved in the run
         directory.
-      programs.tracking.signals.Interrupted: SIGINT or SIGTERM was received; a checkpoint is saved.
-      programs.run.launch.ProgramError: a node of a program failed for good.
+      rlstack.programs.tracking.signals.Interrupted: SIGINT or SIGTERM was received; a checkpoint is
+      saved. rlstack.programs.run.launch.ProgramError: a node of a program failed for good.
     """
     experiment = dataclasses.replace(experiment, loggers=(*experiment.loggers, *loggers))
     for callback in callbacks:

@@ -2,6 +2,6 @@
 
 Importing this package or `local_http` does not import JAX.
 
-May import: programs.components, programs.policies, programs.tracking, rlstack, rlstack.entity,
-rlstack.envs.
+May import: rlstack, rlstack.entity, rlstack.envs, rlstack.programs.components,
+rlstack.programs.policies, rlstack.programs.tracking.
 """

@@ -8,9 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from programs.components.restored import Which, chosen_checkpoint, read_config
-from programs.policies.game_agent import RunAgent, team_from_run
-from programs.tracking.run_dir import RunDir
 from rlstack.checks import EnvError
 from rlstack.entity.environment import Actions
 from rlstack.entity.inverted.errors import GameLost
@@ -21,6 +18,9 @@ from rlstack.entity.inverted.messages import Hello, MessageCodec, read_hello
 from rlstack.entity.inverted.remote_game import check_size, refuse, relay, shut_down, welcome
 from rlstack.entity.inverted.wire import Reader, WireError, printable, shown
 from rlstack.entity.spaces import ActionSpace, ObsSpace
+from rlstack.programs.components.restored import Which, chosen_checkpoint, read_config
+from rlstack.programs.policies.game_agent import RunAgent, team_from_run
+from rlstack.programs.tracking.run_dir import RunDir
 
 _POLL = 0.5  # seconds between checks of whether to go on accepting games
 _END = 5.0  # seconds for all games together to be told that the server ends

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from dm_env import specs
 
-from programs.policies.policy import Policy, Prediction
 from rlstack.envs.values import own_spec
+from rlstack.programs.policies.policy import Policy, Prediction
 from rlstack.types import PyTree
 
 _FIELDS = ("observation", "player", "first", "reward")

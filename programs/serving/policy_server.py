@@ -8,9 +8,9 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote
 
-from programs.serving.local_http import LocalHandler, LocalServer
-from programs.serving.players import Players, TooManyPlayersError
 from rlstack.checks import WrongKindError
+from rlstack.programs.serving.local_http import LocalHandler, LocalServer
+from rlstack.programs.serving.players import Players, TooManyPlayersError
 
 _MOST_BYTES = 64 << 20  # of a request
 _MOST_DIGITS = 20  # of the number of bytes
@@ -34,7 +34,7 @@ class PolicyServer(LocalServer):
           origins: of web pages that may send requests, such as ``http://localhost:3000``.
 
         Raises:
-          programs.serving.local_http.PortError: the port cannot be used.
+          rlstack.programs.serving.local_http.PortError: the port cannot be used.
         """
         self.players, self.origins = players, tuple(origins)
         super().__init__(_Handler, port)

@@ -6,11 +6,11 @@ import json
 import signal
 import sys
 
-from programs import module_path
-from programs.nodes import supervisor
-from programs.tracking import signals
-from programs.tracking.display import lasting
-from programs.tracking.signals import Interrupted
+from rlstack.programs import module_path
+from rlstack.programs.nodes import supervisor
+from rlstack.programs.tracking import signals
+from rlstack.programs.tracking.display import lasting
+from rlstack.programs.tracking.signals import Interrupted
 
 
 def main() -> int:
@@ -19,7 +19,7 @@ def main() -> int:
     supervisor.die_with_parent(signal.SIGTERM, supervisor.parent_id())
     signals.watch("train")
     module_path.arrange()
-    from programs.sets import train  # after `watch`, because it takes seconds
+    from rlstack.programs.sets import train  # after `watch`, because it takes seconds
 
     try:
         if name:

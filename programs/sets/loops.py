@@ -11,17 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from programs.components.evaluation import make_evaluator
-from programs.components.seeds import role_key
-from programs.env_config import Option
-from programs.experiment import Experiment
-from programs.run.calls import Pace
-from programs.run.fused_run import FusedRun, Keys, Parts, begin, make_parts
 from rlstack.acting.evaluator import Evaluator
 from rlstack.fused.learning import Learning
 from rlstack.fused.loop import NO_LIMIT, LoopState, Report
 from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.jax_envs.factory import make_batch
+from rlstack.programs.components.evaluation import make_evaluator
+from rlstack.programs.components.seeds import role_key
+from rlstack.programs.env_config import Option
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.run.calls import Pace
+from rlstack.programs.run.fused_run import FusedRun, Keys, Parts, begin, make_parts
 from rlstack.random.compiled_quickly import CompiledQuickly
 from rlstack.types import Array, PyTree
 

@@ -2,7 +2,7 @@
 
 ```
 set.json             the experiment, its seeds and the values of its varied options
-NAME/                the directory of each run (programs.tracking.run_dir)
+NAME/                the directory of each run (rlstack.programs.tracking.run_dir)
 report.md, .html     the returns with intervals, and the learning curves, once runs have finished
 report/              its pictures
 logs/NAME            the output of each run, if runs are processes
@@ -20,17 +20,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from programs.components.restored import read_config
-from programs.env_config import Option
-from programs.experiment import Experiment, from_json, plain, to_json
-from programs.tracking.result import read_result
-from programs.tracking.run_dir import RunDir, RunDirError
 from rlstack.checks import described, fits, hints_of, is_config, kinds_of
+from rlstack.programs.components.restored import read_config
+from rlstack.programs.env_config import Option
+from rlstack.programs.experiment import Experiment, from_json, plain, to_json
+from rlstack.programs.tracking.result import read_result
+from rlstack.programs.tracking.run_dir import RunDir, RunDirError
 from rlstack.references import nearest
 from rlstack.storage import files
 
 FILE = "set.json"
-SWEEP = "sweep.json"  # the file of a sweep, whose trials are sets (programs.sweeps)
+SWEEP = "sweep.json"  # the file of a sweep, whose trials are sets (rlstack.programs.sweeps)
 
 
 class FailedRunsError(RuntimeError):

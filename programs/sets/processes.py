@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from programs import module_path
-from programs.nodes import supervisor
-from programs.tracking.signals import Interrupted, StopSignals
+from rlstack.programs import module_path
+from rlstack.programs.nodes import supervisor
+from rlstack.programs.tracking.signals import Interrupted, StopSignals
 
-_MAIN = module_path.code_of("programs.sets.child")
+_MAIN = module_path.code_of("rlstack.programs.sets.child")
 _PERIOD = 0.1  # seconds between two looks at the processes
 _GRACE = 60.0  # seconds from the request to stop until a process is killed
 

@@ -15,20 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from programs.components import xla
-from programs.env_config import Option
-from programs.run.books import Books, allowance_of
-from programs.run.train import Opened
-from programs.sets.loops import Group, Member
-from programs.tracking import origin
-from programs.tracking.display import ProgressDisplay
-from programs.tracking.progress import Progress, open_logs
-from programs.tracking.result import Result
-from programs.tracking.signals import Interrupted, StopSignals
 from rlstack.checks import EnvError
 from rlstack.fused.learning import Learning
 from rlstack.fused.loop import NO_LIMIT, Report
 from rlstack.learning.learner import NonFiniteError
+from rlstack.programs.components import xla
+from rlstack.programs.env_config import Option
+from rlstack.programs.run.books import Books, allowance_of
+from rlstack.programs.run.train import Opened
+from rlstack.programs.sets.loops import Group, Member
+from rlstack.programs.tracking import origin
+from rlstack.programs.tracking.display import ProgressDisplay
+from rlstack.programs.tracking.progress import Progress, open_logs
+from rlstack.programs.tracking.result import Result
+from rlstack.programs.tracking.signals import Interrupted, StopSignals
 from rlstack.storage import allocator, checkpoint
 from rlstack.storage.loggers import Fanout
 

@@ -13,19 +13,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from programs.components.environments import environment_spec
-from programs.env_config import Option
-from programs.experiment import Experiment
-from programs.reports import report, tables
-from programs.run import train
-from programs.sets import loops, processes, together
-from programs.sets import members as sets
-from programs.sets.members import FailedRunsError, Member, RunSet
-from programs.tracking.display import ProgressDisplay, lasting
-from programs.tracking.progress import Progress
-from programs.tracking.result import Result, read_result
-from programs.tracking.run_dir import RunDir, new_directory
-from programs.tracking.signals import Interrupted
+from rlstack.programs.components.environments import environment_spec
+from rlstack.programs.env_config import Option
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.reports import report, tables
+from rlstack.programs.run import train
+from rlstack.programs.sets import loops, processes, together
+from rlstack.programs.sets import members as sets
+from rlstack.programs.sets.members import FailedRunsError, Member, RunSet
+from rlstack.programs.tracking.display import ProgressDisplay, lasting
+from rlstack.programs.tracking.progress import Progress
+from rlstack.programs.tracking.result import Result, read_result
+from rlstack.programs.tracking.run_dir import RunDir, new_directory
+from rlstack.programs.tracking.signals import Interrupted
 
 _ROOT = Path("runs")
 

@@ -2,5 +2,6 @@
 
 It asks no node anything, so that a running program does not notice it. It does not import JAX.
 
-May import: programs.nodes, programs.serving, programs.tracking, rlstack.storage.
+May import: rlstack.programs.nodes, rlstack.programs.serving, rlstack.programs.tracking,
+rlstack.storage.
 """

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from programs.status import processes
-from programs.status.curves import Curves
-from programs.status.node_rows import NodeRow, NodeRows
-from programs.status.processes import NodeProcess
-from programs.status.runs import RunReader, RunStatus, find_runs
-from programs.tracking.run_dir import RunDir, RunDirError, option_values
+from rlstack.programs.status import processes
+from rlstack.programs.status.curves import Curves
+from rlstack.programs.status.node_rows import NodeRow, NodeRows
+from rlstack.programs.status.processes import NodeProcess
+from rlstack.programs.status.runs import RunReader, RunStatus, find_runs
+from rlstack.programs.tracking.run_dir import RunDir, RunDirError, option_values
 
 Json = dict[str, Any]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from programs.status.processes import CpuMeter, NodeProcess
-from programs.status.runs import RunStatus
+from rlstack.programs.status.processes import CpuMeter, NodeProcess
+from rlstack.programs.status.runs import RunStatus
 
 
 class NodeRow(NamedTuple):

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from programs.nodes.failures import cause, read_failures
-from programs.status.curves import Curves
-from programs.tracking.result import Result, read_result
-from programs.tracking.run_dir import RunDir
-from programs.tracking.run_lock import Holder, holder_of
+from rlstack.programs.nodes.failures import cause, read_failures
+from rlstack.programs.status.curves import Curves
+from rlstack.programs.tracking.result import Result, read_result
+from rlstack.programs.tracking.run_dir import RunDir
+from rlstack.programs.tracking.run_lock import Holder, holder_of
 from rlstack.storage import files, jsonl
 
 # The state of a run, each with what it means.

@@ -6,8 +6,8 @@ from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import parse_qs
 
-from programs.serving.local_http import LocalHandler, LocalServer
-from programs.status.dashboard import Dashboard
+from rlstack.programs.serving.local_http import LocalHandler, LocalServer
+from rlstack.programs.status.dashboard import Dashboard
 
 _PAGE = Path(__file__).with_name("dashboard.html")
 _HEADERS = {
@@ -31,7 +31,7 @@ class DashboardServer(LocalServer):
           port: at which to answer; 0 for any free one.
 
         Raises:
-          programs.serving.local_http.PortError: the port cannot be used.
+          rlstack.programs.serving.local_http.PortError: the port cannot be used.
         """
         self.dashboard = dashboard
         self.page = _PAGE.read_bytes()

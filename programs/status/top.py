@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from programs.status import processes
-from programs.status.node_rows import NodeRows
-from programs.status.processes import NodeProcess
-from programs.status.runs import RunReader, RunStatus, find_runs
+from rlstack.programs.status import processes
+from rlstack.programs.status.node_rows import NodeRows
+from rlstack.programs.status.processes import NodeProcess
+from rlstack.programs.status.runs import RunReader, RunStatus, find_runs
 
 if TYPE_CHECKING:
     from rich.console import Console, Group

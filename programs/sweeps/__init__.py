@@ -5,6 +5,6 @@ suggests values, and is the only module that imports Optuna. `search` trains the
 processes, which `ray_hosts` starts on a Ray cluster. `report` shows trials, and `slurm` writes the
 script of a Slurm job array.
 
-May import: programs, programs.launchers, programs.reports, programs.sets, programs.tracking,
-rlstack, rlstack.math, rlstack.storage.
+May import: rlstack, rlstack.math, rlstack.programs, rlstack.programs.launchers,
+rlstack.programs.reports, rlstack.programs.sets, rlstack.programs.tracking, rlstack.storage.
 """

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from programs.experiment import ProgramConfig
-from programs.launchers.ray import cluster
-from programs.sets import processes
+from rlstack.programs.experiment import ProgramConfig
+from rlstack.programs.launchers.ray import cluster
+from rlstack.programs.sets import processes
 
 _GROUP = "learner"  # a process reserves the resources of this group of nodes
 _POLL = 0.5  # seconds between two looks at a process

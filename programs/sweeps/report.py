@@ -11,18 +11,18 @@ from pathlib import Path
 
 import numpy as np
 
-from programs.env_config import Option
-from programs.experiment import to_json
-from programs.reports import page, tables
-from programs.reports.plots import Lines, Points
-from programs.reports.report import named
-from programs.reports.statistics import Curve
-from programs.reports.tables import Table
-from programs.sets.members import short_names
-from programs.sweeps.space import Choices
-from programs.sweeps.study import Row
-from programs.sweeps.sweep import Sweep
 from rlstack.math.intervals import Band
+from rlstack.programs.env_config import Option
+from rlstack.programs.experiment import to_json
+from rlstack.programs.reports import page, tables
+from rlstack.programs.reports.plots import Lines, Points
+from rlstack.programs.reports.report import named
+from rlstack.programs.reports.statistics import Curve
+from rlstack.programs.reports.tables import Table
+from rlstack.programs.sets.members import short_names
+from rlstack.programs.sweeps.space import Choices
+from rlstack.programs.sweeps.study import Row
+from rlstack.programs.sweeps.sweep import Sweep
 from rlstack.storage import files
 
 FILE = "report.md"

@@ -17,17 +17,17 @@ from typing import TextIO
 
 import numpy as np
 
-from programs.sets import members as sets
-from programs.sets.members import RunSet
-from programs.sets.processes import Jobs, Launch, here
-from programs.sweeps import report
-from programs.sweeps import sweep as sweeps
-from programs.sweeps.study import Row, Study, Trial
-from programs.sweeps.sweep import Sweep
-from programs.tracking.display import lasting
-from programs.tracking.result import read_result
-from programs.tracking.run_dir import RunDir, new_directory
-from programs.tracking.signals import Interrupted, StopSignals
+from rlstack.programs.sets import members as sets
+from rlstack.programs.sets.members import RunSet
+from rlstack.programs.sets.processes import Jobs, Launch, here
+from rlstack.programs.sweeps import report
+from rlstack.programs.sweeps import sweep as sweeps
+from rlstack.programs.sweeps.study import Row, Study, Trial
+from rlstack.programs.sweeps.sweep import Sweep
+from rlstack.programs.tracking.display import lasting
+from rlstack.programs.tracking.result import read_result
+from rlstack.programs.tracking.run_dir import RunDir, new_directory
+from rlstack.programs.tracking.signals import Interrupted, StopSignals
 from rlstack.storage import jsonl
 
 _ROOT = Path("runs")
@@ -60,7 +60,7 @@ def run(
       All trials, in their order.
 
     Raises:
-      ValueError: see `programs.sweeps.study.Study`, or the directory is not empty.
+      ValueError: see `rlstack.programs.sweeps.study.Study`, or the directory is not empty.
       NoTrialError: no trial is complete.
       Interrupted: SIGINT or SIGTERM was received; `resume` continues.
     """

@@ -17,7 +17,7 @@ _SCRIPT = """\
 #SBATCH --signal=B:TERM@120
 # Two minutes before its time limit a task saves and ends; submit the script again to continue.
 cd {here}
-exec {python} -m programs sweep --resume {root}{options}
+exec {python} -m rlstack sweep --resume {root}{options}
 """
 
 

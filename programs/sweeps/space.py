@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from programs.env_config import Option
-from programs.experiment import Experiment
-from programs.sets.members import with_option
+from rlstack.programs.env_config import Option
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.sets.members import with_option
 
 _FORMS = (
     "LOW HIGH, with log, int or step STEP behind it where wanted, or values to choose from, such "

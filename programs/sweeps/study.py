@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from programs.env_config import Option
-from programs.sweeps import space
-from programs.sweeps.space import Choices, Values
-from programs.sweeps.sweep import Sweep
-from programs.tracking.run_dir import RunDir
-from programs.tracking.run_lock import RunLockedError
+from rlstack.programs.env_config import Option
+from rlstack.programs.sweeps import space
+from rlstack.programs.sweeps.space import Choices, Values
+from rlstack.programs.sweeps.sweep import Sweep
+from rlstack.programs.tracking.run_dir import RunDir
+from rlstack.programs.tracking.run_lock import RunLockedError
 
 _RANDOM = 10  # trials at random before the first suggestion; fewer in sweeps of few trials
 _COMPLETE = 5  # trials that must be complete before one is pruned

@@ -3,7 +3,7 @@
 ```
 sweep.json           the experiment, its seeds, the values that are searched, the number of trials
 study.db             the trials (SQLite), unless the sweep has another storage
-trials/N/            the runs of trial N, a set of runs (programs.sets.members)
+trials/N/            the runs of trial N, a set of runs (rlstack.programs.sets.members)
 logs/N               the output of trial N
 best.json            the experiment with the best values
 report.md, .html     all trials, once one has ended
@@ -19,13 +19,13 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from programs.env_config import Option
-from programs.experiment import Experiment, from_json, to_json
-from programs.sets import members
-from programs.sets.members import RunSet, with_option
-from programs.sweeps import space
-from programs.sweeps.space import Values
 from rlstack.checks import Checked
+from rlstack.programs.env_config import Option
+from rlstack.programs.experiment import Experiment, from_json, to_json
+from rlstack.programs.sets import members
+from rlstack.programs.sets.members import RunSet, with_option
+from rlstack.programs.sweeps import space
+from rlstack.programs.sweeps.space import Values
 
 FILE = members.SWEEP
 _EVALUATIONS = 10  # of a trial, if the experiment does not say when to evaluate

@@ -1,24 +1,24 @@
 """The topologies of several nodes: one function each, which lists the nodes and their calls.
 
-May import: programs, programs.components, programs.nodes.
+May import: rlstack.programs, rlstack.programs.components, rlstack.programs.nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from programs.components.replay import SharedMemory
-from programs.experiment import Experiment
-from programs.graph import Graph, Handle
-from programs.nodes.actor import ActorNode
-from programs.nodes.base import Setup
-from programs.nodes.coordinator import CoordinatorNode
-from programs.nodes.evaluator import EvaluatorNode
-from programs.nodes.group import shares
-from programs.nodes.group.learner import GroupLearnerNode
-from programs.nodes.learner import LearnerNode
-from programs.topologies.services import inference_services, replay_service
-from programs.topologies.several import several
+from rlstack.programs.components.replay import SharedMemory
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.graph import Graph, Handle
+from rlstack.programs.nodes.actor import ActorNode
+from rlstack.programs.nodes.base import Setup
+from rlstack.programs.nodes.coordinator import CoordinatorNode
+from rlstack.programs.nodes.evaluator import EvaluatorNode
+from rlstack.programs.nodes.group import shares
+from rlstack.programs.nodes.group.learner import GroupLearnerNode
+from rlstack.programs.nodes.learner import LearnerNode
+from rlstack.programs.topologies.services import inference_services, replay_service
+from rlstack.programs.topologies.several import several
 
 
 def heavy_env(setup: Setup) -> Graph:

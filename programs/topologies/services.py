@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from programs.components.replay import ReverbReplay
-from programs.graph import Graph, Handle
-from programs.nodes.base import Setup
-from programs.nodes.group import shares
-from programs.nodes.inference import InferenceNode
-from programs.nodes.replay import ReverbNode, TableNode, saved_replays
+from rlstack.programs.components.replay import ReverbReplay
+from rlstack.programs.graph import Graph, Handle
+from rlstack.programs.nodes.base import Setup
+from rlstack.programs.nodes.group import shares
+from rlstack.programs.nodes.inference import InferenceNode
+from rlstack.programs.nodes.replay import ReverbNode, TableNode, saved_replays
 
 
 def replay_service(graph: Graph, setup: Setup, coordinator: Handle) -> Handle:

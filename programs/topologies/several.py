@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from programs.components.replay import SharedMemory
-from programs.graph import Graph, Handle
-from programs.nodes.base import LEARNER, Setup
-from programs.nodes.coordinator import CoordinatorNode
-from programs.nodes.several.actor import SeveralActorNode
-from programs.nodes.several.evaluator import SeveralEvaluatorNode
-from programs.nodes.several.learner import FollowingLearnerNode, LeadingLearnerNode
-from programs.nodes.several.together import TogetherLearnerNode
-from programs.topologies.services import inference_services, replay_service
+from rlstack.programs.components.replay import SharedMemory
+from rlstack.programs.graph import Graph, Handle
+from rlstack.programs.nodes.base import LEARNER, Setup
+from rlstack.programs.nodes.coordinator import CoordinatorNode
+from rlstack.programs.nodes.several.actor import SeveralActorNode
+from rlstack.programs.nodes.several.evaluator import SeveralEvaluatorNode
+from rlstack.programs.nodes.several.learner import FollowingLearnerNode, LeadingLearnerNode
+from rlstack.programs.nodes.several.together import TogetherLearnerNode
+from rlstack.programs.topologies.services import inference_services, replay_service
 
 
 def several(setup: Setup) -> Graph:

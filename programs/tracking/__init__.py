@@ -1,4 +1,5 @@
 """Records of a run: its directory, periodic logs and checkpoints, progress display and result.
 
-May import: programs, rlstack, rlstack.acting, rlstack.envs, rlstack.learning, rlstack.storage.
+May import: rlstack, rlstack.acting, rlstack.envs, rlstack.learning, rlstack.programs,
+rlstack.storage.
 """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-    from programs.callbacks import Callbacks
+    from rlstack.programs.callbacks import Callbacks
 
 NodeState = Mapping[str, float | str]  # column name -> value, such as "frames/s" -> 310.0
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from programs.experiment import Experiment
-from programs.member_config import AgentConfig
-from programs.stop_config import StopConfig
-from programs.tracking.result import Result
 from rlstack.checks import no_exits
 from rlstack.optimizers import OptimizerConfig, component_fields
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.member_config import AgentConfig
+from rlstack.programs.stop_config import StopConfig
+from rlstack.programs.tracking.result import Result
 from rlstack.references import call_factory, check_callable, name_of
 from rlstack.storage import jsonl
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from programs.tracking.run_dir import RunDir
 from rlstack.learning.learner import NonFiniteError
+from rlstack.programs.tracking.run_dir import RunDir
+from rlstack.references import unpickled
 
 _FILE = "update.pkl"
 
@@ -66,4 +67,4 @@ def check(dump_dir: Path) -> None:
 def load(dump_dir: Path) -> dict[str, object]:
     """Returns the inputs of the update: ``params``, ``learner_state`` and ``batch``, in numpy."""
     with open(dump_dir / _FILE, "rb") as file:
-        return pickle.load(file)
+        return unpickled(file)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from programs.tracking.run_dir import RunDir, option_values
+from rlstack.programs.tracking.run_dir import RunDir, option_values
 from rlstack.storage import checkpoint, files
 
 _ENTRY = "run"  # of a checkpoint's metadata; checkpoints of earlier versions have none

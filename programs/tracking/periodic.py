@@ -13,12 +13,12 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import ArrayLike
 
-from programs.callbacks import Events
-from programs.experiment import Experiment
-from programs.tracking.endings import StopRules, spent_budget
-from programs.tracking.progress import Progress
-from programs.tracking.result import Result, commit_at_start
 from rlstack.acting.evaluator import Evaluation, as_logs, by_opponent, by_policy
+from rlstack.programs.callbacks import Events
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.tracking.endings import StopRules, spent_budget
+from rlstack.programs.tracking.progress import Progress
+from rlstack.programs.tracking.result import Result, commit_at_start
 from rlstack.storage.loggers import Logger
 
 _log = logging.getLogger(__name__)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from programs.experiment import Experiment
-from programs.tracking import origin
-from programs.tracking.endings import LearningRates
-from programs.tracking.own_loggers import own_loggers
-from programs.tracking.run_dir import RunDir
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.tracking import origin
+from rlstack.programs.tracking.endings import LearningRates
+from rlstack.programs.tracking.own_loggers import own_loggers
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.storage import checkpoint, checkpoint_files, jsonl
 from rlstack.storage.loggers import Fanout, JsonlLogger, Logger, TensorBoardLogger
 

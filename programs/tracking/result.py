@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from programs.tracking.run_dir import RunDir
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.storage import files
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ replay/          checkpoints of the replay service, for the distributed topology
 learners/N/      the same of the replay of learner process N, for N > 0
 dump-N/          the inputs of update N, if it gave NaN
 trackers.json    the ids of the run in experiment trackers
-.lock            the command that writes to the directory (programs.tracking.run_lock)
+.lock            the command that writes to the directory (rlstack.programs.tracking.run_lock)
 ```
 """
 
@@ -33,7 +33,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from programs.tracking.run_lock import Claim, ClaimLostError, RunLock
+from rlstack.programs.tracking.run_lock import Claim, ClaimLostError, RunLock
 from rlstack.storage import files
 from rlstack.storage.loggers import to_json
 

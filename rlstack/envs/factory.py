@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from rlstack.envs.backend import Backend, PoolConfig
 from rlstack.envs.cpp import library
 from rlstack.envs.cpp.backend import CppBackend
 from rlstack.envs.seats import cpp_games
-from rlstack.references import did_you_mean, load_object
+from rlstack.references import did_you_mean, import_named, load_object
 
 if TYPE_CHECKING:
     import gymnasium
@@ -115,7 +114,7 @@ def resolve(name: str) -> EnvBuilder:
     if ":" in name:
         module_name, attribute = name.split(":", 1)
         try:
-            module = importlib.import_module(module_name)
+            module = import_named(module_name)
         except ModuleNotFoundError as error:
             raise ValueError(
                 f"Env pool: {name!r} must name an importable module; got: {error}."

@@ -1,7 +1,7 @@
 """Acting with earlier versions of a policy inside a compiled loop, a version for each episode.
 
-The rules are those of ``programs.policy_sets.versions``; the random draws are JAX's. Between two
-calls of the loop the host adds versions.
+The rules are those of ``rlstack.programs.policy_sets.versions``; the random draws are JAX's.
+Between two calls of the loop the host adds versions.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ from rlstack.checks import WrongKindError
 from rlstack.jax_envs.environment import BatchedEnv, JaxEnv
 from rlstack.jax_envs.game import BatchedGame, JaxGame, is_game
 from rlstack.jax_envs.showing import SHOWN, showing
+from rlstack.references import import_named
 
 JaxEnvBuilder = Callable[..., JaxEnv | JaxGame]
 _BRAX, _CRAFTAX, _JAXMARL = "brax/", "craftax/", "jaxmarl/"
@@ -109,7 +109,7 @@ def resolve(name_or_builder: str | JaxEnvBuilder) -> str | JaxEnvBuilder:
 def _load(name: str) -> Any:
     module_name, attribute = name.split(":", 1)
     try:
-        module = importlib.import_module(module_name)
+        module = import_named(module_name)
     except ModuleNotFoundError as error:
         raise ValueError(
             f"JAX environment: {name!r} must name an importable module; got: {error}."

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from agents.bc import BC, BCConfig, BCOutput
-from agents.fixed import Random, RandomConfig, Scripted, ScriptedConfig, no_network
-from agents.rules import balance_cartpole, count_beans, jump_to_high_ground
+from rlstack.agents.bc import BC, BCConfig, BCOutput
+from rlstack.agents.fixed import Random, RandomConfig, Scripted, ScriptedConfig, no_network
+from rlstack.agents.rules import balance_cartpole, count_beans, jump_to_high_ground
 from rlstack.envs import SyncEnv
 from rlstack.exploration import Greedy, Sample
 from rlstack.networks import Network, NetworkConfig
@@ -226,13 +226,15 @@ def test_random_numbers_fill_their_bounds_or_are_normal_without():
 
 def test_a_rule_that_answers_in_another_shape_is_named():
     agent = Scripted(
-        ScriptedConfig("agents.rules:balance_cartpole"), VECTOR, REAL, no_network, Sample
+        ScriptedConfig("rlstack.agents.rules:balance_cartpole"), VECTOR, REAL, no_network, Sample
     )
     timestep = random_timesteps(specs.Array((4,), np.float32), np.full(BATCH, MID))
     with pytest.raises(ValueError, match="balance_cartpole must answer"):
         agent.actor_step(jax.random.PRNGKey(0), (), timestep, ())
     with pytest.raises(ValueError, match="did you mean 'balance_cartpole'"):
-        Scripted(ScriptedConfig("agents.rules:balance"), VECTOR, ONE_OF_4, no_network, Sample)
+        Scripted(
+            ScriptedConfig("rlstack.agents.rules:balance"), VECTOR, ONE_OF_4, no_network, Sample
+        )
 
 
 def test_the_cartpole_rule_pushes_towards_the_fall():

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import AGENTS, c51
-from agents.c51 import C51, C51Config
-from agents.dqn import DQN, DQNConfig
+from rlstack.agents import AGENTS, c51
+from rlstack.agents.c51 import C51, C51Config
+from rlstack.agents.dqn import DQN, DQNConfig
 from rlstack.exploration import EpsilonGreedy, Greedy
 from rlstack.families.q_learning import preferences
 from rlstack.math.n_step import n_step

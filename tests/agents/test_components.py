@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from agents import AGENTS
+from rlstack.agents import AGENTS
 from rlstack.optimizers import OptimizerConfig, catalogue, component_fields
 from tests.agent_cases import Case, quick_jit, settings
 from tests.docs.pages import text_of

@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import agents
-from agents.bc import BC
-from agents.pqn import PQN
-from agents.reinforce import Reinforce
-from rlstack import distributions
+from rlstack import agents, distributions
+from rlstack.agents.bc import BC
+from rlstack.agents.pqn import PQN
+from rlstack.agents.reinforce import Reinforce
 from rlstack.families.normalised import Normalised
 from rlstack.families.off_policy import PolicyAndCriticsAgent
 from rlstack.families.policy_gradient import PolicyGradientAgent

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from agents.ddpg import DDPG, DDPGConfig
+from rlstack.agents.ddpg import DDPG, DDPGConfig
 from rlstack.exploration import GaussianNoise, Greedy, Sample, UniformNoise, WarmUp
 from rlstack.families.off_policy import DeterministicOutput, behaviour_policy
 from tests.agent_cases import (

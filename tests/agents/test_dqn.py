@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import AGENTS
-from agents.dqn import DQN, DQNConfig
+from rlstack.agents import AGENTS
+from rlstack.agents.dqn import DQN, DQNConfig
 from rlstack.exploration import EpsilonGreedy, Greedy
 from rlstack.families.q_learning import QOutput
 from rlstack.math.n_step import n_step

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from agents.munchausen import Munchausen, MunchausenConfig
+from rlstack.agents.munchausen import Munchausen, MunchausenConfig
 from rlstack.exploration import Greedy
 from rlstack.math.n_step import n_step
 from tests.agent_cases import FAST, LAST, MASKED, MID, ONE_OF_4, VECTOR, Setting, quick_jit

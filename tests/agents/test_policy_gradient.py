@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents.a2c import A2C, A2CConfig
-from agents.impala import Impala, ImpalaConfig
-from agents.reinforce import Reinforce, ReinforceConfig
+from rlstack.agents.a2c import A2C, A2CConfig
+from rlstack.agents.impala import Impala, ImpalaConfig
+from rlstack.agents.reinforce import Reinforce, ReinforceConfig
 from rlstack.exploration import Sample
 from rlstack.families.policy_gradient import PolicyGradientOutput, explained_variance, kl_estimate
 from rlstack.networks import ActorCriticOutput, Network

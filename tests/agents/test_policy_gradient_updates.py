@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents.a2c import A2C, A2CConfig
-from agents.impala import Impala, ImpalaConfig
-from agents.reinforce import ReinforceConfig
-from programs.presets import preset
+from rlstack.agents.a2c import A2C, A2CConfig
+from rlstack.agents.impala import Impala, ImpalaConfig
+from rlstack.agents.reinforce import ReinforceConfig
 from rlstack.exploration import Sample
 from rlstack.families.policy_gradient import PolicyGradientOutput, masked_mean, standardised
 from rlstack.networks import NetworkConfig, actor_critic
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.presets import preset
 from rlstack.types import Batch, TimeStep, Trajectory
 from tests.agent_cases import (
     IMAGE,

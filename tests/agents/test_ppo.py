@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents.ppo import PPO, PPOConfig, PPORows
+from rlstack.agents.ppo import PPO, PPOConfig, PPORows
 from rlstack.exploration import Sample
 from rlstack.families.policy_gradient import PolicyGradientOutput
 from rlstack.learning.learner import Learner, LearnerConfig

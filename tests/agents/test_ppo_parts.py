@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from agents.ppo import PPO, PPOConfig, PPORows
 from rlstack import distributions
+from rlstack.agents.ppo import PPO, PPOConfig, PPORows
 from rlstack.distributions import parts
 from rlstack.exploration import Sample
 from rlstack.families.policy_gradient import PolicyGradientOutput

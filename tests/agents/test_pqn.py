@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import AGENTS
-from agents.pqn import PQN, PQNConfig
+from rlstack.agents import AGENTS
+from rlstack.agents.pqn import PQN, PQNConfig
 from rlstack.exploration import Greedy
 from rlstack.networks import NetworkConfig, q_network
 from rlstack.types import Batch

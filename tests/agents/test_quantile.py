@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents.dqn import DQNConfig
-from agents.iqn import IQN, IQNConfig
-from agents.qr_dqn import QRDQN, QRDQNConfig
+from rlstack.agents.dqn import DQNConfig
+from rlstack.agents.iqn import IQN, IQNConfig
+from rlstack.agents.qr_dqn import QRDQN, QRDQNConfig
 from rlstack.exploration import EpsilonGreedy, Greedy
 from rlstack.networks import Network, NetworkConfig, implicit_q_network
 from tests.agent_cases import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from agents.sac import SAC, SACConfig, SACOutput, behaviour_policy
+from rlstack.agents.sac import SAC, SACConfig, SACOutput, behaviour_policy
 from rlstack.exploration import Greedy, Sample, initial_counts
 from rlstack.networks import NetworkConfig, policy_and_critic
 from rlstack.types import TimeStep

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from agents.ppo import PPO, PPOConfig
+from rlstack.agents.ppo import PPO, PPOConfig
 from rlstack.learning.learner import Learner, LearnerConfig
 from rlstack.replay import Sample
 from rlstack.types import LearnerOutput

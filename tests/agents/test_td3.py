@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents.td3 import TD3, TD3Config
+from rlstack.agents.td3 import TD3, TD3Config
 from rlstack.exploration import GaussianNoise, Greedy, Sample, UniformNoise
 from rlstack.families.off_policy import DeterministicOutput, behaviour_policy
 from rlstack.networks import NetworkConfig, deterministic_policy_and_critic

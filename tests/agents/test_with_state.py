@@ -9,19 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents.bc import BCConfig
-from agents.ddpg import DDPGConfig
-from agents.dqn import DQN, DQNConfig
-from agents.impala import ImpalaConfig
-from agents.iqn import IQNConfig
-from agents.ppo import PPO, PPOConfig
-from agents.pqn import PQNConfig
-from agents.r2d2 import R2D2Config
-from agents.sac import SACConfig
-from agents.td3 import TD3Config
 from rlstack.acting.inference_service import ServiceConfig
 from rlstack.acting.inferencer import Inferencer
 from rlstack.agent import Agent
+from rlstack.agents.bc import BCConfig
+from rlstack.agents.ddpg import DDPGConfig
+from rlstack.agents.dqn import DQN, DQNConfig
+from rlstack.agents.impala import ImpalaConfig
+from rlstack.agents.iqn import IQNConfig
+from rlstack.agents.ppo import PPO, PPOConfig
+from rlstack.agents.pqn import PQNConfig
+from rlstack.agents.r2d2 import R2D2Config
+from rlstack.agents.sac import SACConfig
+from rlstack.agents.td3 import TD3Config
 from rlstack.exploration import Greedy
 from rlstack.networks import NetworkConfig, actor_critic, q_network
 from rlstack.rpc import codec

@@ -7,16 +7,16 @@ import jax
 import numpy as np
 import pytest
 
-from agents.ppo import PPOConfig, PPORows
 from benchmarks import report, single_process
 from benchmarks.reference_ppo import Minibatch, ReferencePPO, gae
-from programs.components.agent import make_agent
-from programs.components.environments import make_env
-from programs.experiment import EnvConfig
+from rlstack.agents.ppo import PPOConfig, PPORows
 from rlstack.families.policy_gradient import PolicyGradientOutput
 from rlstack.math import returns
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.environments import make_env
+from rlstack.programs.experiment import EnvConfig
 from rlstack.types import TimeStep
 
 

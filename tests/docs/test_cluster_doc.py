@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from programs.cli import commands as cli
+from rlstack.programs.cli import commands as cli
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -47,7 +47,7 @@ def test_every_command_of_the_page_is_one(monkeypatch):
 
 
 def test_every_option_of_the_table_is_in_the_config():
-    from programs.program_config import RayConfig
+    from rlstack.programs.program_config import RayConfig
 
     page = (DOCS / "cluster.md").read_text()
     options = re.findall(r"^\| `([a-z][a-z-]*)", page[page.index("Who gets what") :], re.MULTILINE)

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-import agents
-from programs.presets import PRESETS, preset
+from rlstack.agents import AGENTS
+from rlstack.programs.presets import PRESETS, preset
 
 ROOT = Path(__file__).resolve().parents[2]
 ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text()
@@ -24,7 +24,7 @@ def test_the_files_shown_are_the_files_there():
 
 def test_every_agent_and_every_preset_has_a_row():
     rows = re.findall(r"^\| `(\w+)` \|.*\|$", ALGORITHMS, re.M)
-    assert set(rows) == {entry.agent.__name__ for entry in agents.AGENTS.values()}
+    assert set(rows) == {entry.agent.__name__ for entry in AGENTS.values()}
     table = ALGORITHMS.split("## Presets")[1]
     assert set(re.findall(r"`([a-z0-9-]+)`", table)) == set(PRESETS)
 

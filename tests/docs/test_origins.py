@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from agents import AGENTS
-from programs.experiment import EnvConfig, Experiment
+from rlstack.agents import AGENTS
+from rlstack.programs.experiment import EnvConfig, Experiment
 from rlstack.replay import ReplayConfig
 from tests.docs.pages import ROOT, code_spans, text_of
 

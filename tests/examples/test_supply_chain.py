@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from programs.experiment import ProgramConfig, from_json, to_json, use_modules
-from programs.presets import preset
-from programs.run import train
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.programs.experiment import ProgramConfig, from_json, to_json, use_modules
+from rlstack.programs.presets import preset
+from rlstack.programs.run import train
 
 BASE_STOCK, FORECAST_STOCK = 1_310, 1_570  # of the page; tested below
 # What each must earn at least, as a multiple of what the base stock earns.

@@ -6,12 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from programs.components.agent import make_agent
-from programs.components.environments import make_env
-from programs.presets import preset
 from rlstack import distributions, exploration
 from rlstack.checks import WrongKindError
 from rlstack.exploration import Counts, PolicyConfig
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.environments import make_env
+from rlstack.programs.presets import preset
 
 
 def values(config, steps, num_envs=4):

@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from agents.dqn import DQN
-from agents.fixed import Random, RandomConfig, no_network
-from agents.ppo import PPO
 from rlstack.agent import EpochAgent
+from rlstack.agents.dqn import DQN
+from rlstack.agents.fixed import Random, RandomConfig, no_network
+from rlstack.agents.ppo import PPO
 from rlstack.exploration import Greedy, Sample
 from rlstack.families.normalised import (
     NormalisationConfig,

@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agents.a2c import A2CConfig
-from agents.fixed import RandomConfig, ScriptedConfig
-from programs.experiment import EnvConfig
-from programs.fused_config import FusedConfig
-from programs.member_config import HistoryConfig, MemberConfig
-from programs.presets.registry import on_policy_replay
+from rlstack.agents.a2c import A2CConfig
+from rlstack.agents.fixed import RandomConfig, ScriptedConfig
 from rlstack.fused.loop import NO_LIMIT, Limits
+from rlstack.programs.experiment import EnvConfig
+from rlstack.programs.fused_config import FusedConfig
+from rlstack.programs.member_config import HistoryConfig, MemberConfig
+from rlstack.programs.presets.registry import on_policy_replay
 from tests.programs.policy_sets.cases import DQN, DQN_REPLAY, small
 
 _SHORT = FusedConfig(call_seconds=0.01)  # calls of any length

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 import pytest
 
-from programs.experiment import LearnerConfig
-from programs.run import train
-from programs.run.fused import Fused
+from rlstack.programs.experiment import LearnerConfig
+from rlstack.programs.run import train
+from rlstack.programs.run.fused import Fused
 from tests.fused.test_fused_run import dqn, ppo, run, saved
 from tests.programs.running import params, same
 

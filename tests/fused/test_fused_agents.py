@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import AGENTS
-from agents.fixed import ScriptedConfig
-from programs.experiment import EnvConfig
-from programs.presets import PRESETS, preset
-from programs.run import train
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents import AGENTS
+from rlstack.agents.fixed import ScriptedConfig
+from rlstack.programs.experiment import EnvConfig
+from rlstack.programs.presets import PRESETS, preset
+from rlstack.programs.run import train
 from tests.programs.running import series
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]

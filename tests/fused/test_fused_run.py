@@ -10,16 +10,9 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from agents.dqn import DQNConfig
-from agents.ppo import PPOConfig
-from programs.experiment import EnvConfig, Experiment, LearnerConfig
-from programs.fused_config import FusedConfig
-from programs.run import train
-from programs.run.fused import Fused
-from programs.run.fused_run import Keys, begin, make_parts
-from programs.tracking import failed_update
-from programs.tracking.signals import Interrupted
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.dqn import DQNConfig
+from rlstack.agents.ppo import PPOConfig
 from rlstack.checks import EnvError
 from rlstack.fused.loop import NO_LIMIT, Limits
 from rlstack.jax_envs.environment import BatchedEnv
@@ -27,6 +20,13 @@ from rlstack.jax_envs.toy import Catch
 from rlstack.learning.learner import NonFiniteError
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.experiment import EnvConfig, Experiment, LearnerConfig
+from rlstack.programs.fused_config import FusedConfig
+from rlstack.programs.run import train
+from rlstack.programs.run.fused import Fused
+from rlstack.programs.run.fused_run import Keys, begin, make_parts
+from rlstack.programs.tracking import failed_update
+from rlstack.programs.tracking.signals import Interrupted
 from rlstack.replay import ReplayConfig
 from rlstack.storage import checkpoint, jsonl
 from tests.programs.running import nothing_left, params, same, series

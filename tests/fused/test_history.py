@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from programs.policy_sets.loop import SeveralPolicies
-from programs.policy_sets.tournament import tournament
-from programs.run import train
-from programs.run.fused_set import FusedSet
 from rlstack.envs.seats.rock_paper_scissors import payoffs
 from rlstack.fused.history import HistoryActors, HistoryState, VersionTable
 from rlstack.jax_envs.factory import make_batch
+from rlstack.programs.policy_sets.loop import SeveralPolicies
+from rlstack.programs.policy_sets.tournament import tournament
+from rlstack.programs.run import train
+from rlstack.programs.run.fused_set import FusedSet
 from tests.fused.cases import called, throws
 from tests.programs.policy_sets.cases import trained
 

@@ -8,24 +8,24 @@ import numpy as np
 import pytest
 
 import rlstack
-from programs.cli import commands
-from programs.experiment import EnvConfig, LearnerConfig
-from programs.member_config import MemberConfig
-from programs.policy_sets.loop import SeveralPolicies
-from programs.policy_sets.members import divide
-from programs.presets.registry import on_policy_replay
-from programs.run import train
-from programs.run.fused import Fused
-from programs.run.fused_set import FusedSet
-from programs.sets import train as sets
-from programs.sets.members import RunSet
-from programs.stop_config import StopConfig
-from programs.tracking.result import read_result
-from programs.tracking.run_dir import RunDir
 from rlstack.acting.evaluator import EvaluatorConfig, by_policy
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.fused.loop import Limits
 from rlstack.learning.learner import NonFiniteError
+from rlstack.programs.cli import commands
+from rlstack.programs.experiment import EnvConfig, LearnerConfig
+from rlstack.programs.member_config import MemberConfig
+from rlstack.programs.policy_sets.loop import SeveralPolicies
+from rlstack.programs.policy_sets.members import divide
+from rlstack.programs.presets.registry import on_policy_replay
+from rlstack.programs.run import train
+from rlstack.programs.run.fused import Fused
+from rlstack.programs.run.fused_set import FusedSet
+from rlstack.programs.sets import train as sets
+from rlstack.programs.sets.members import RunSet
+from rlstack.programs.stop_config import StopConfig
+from rlstack.programs.tracking.result import read_result
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.replay import ReplayConfig
 from rlstack.storage import checkpoint
 from tests.fused.cases import STAY, called, close, cover, mixed, on_policy, throws

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from programs.experiment import EnvConfig
-from programs.presets import preset
 from rlstack.checks import EnvError
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.jax_envs.cover import Cover, CoverState
 from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.jax_envs.factory import make_batch
 from rlstack.jax_envs.game import BatchedGame, GameOutcome
+from rlstack.programs.experiment import EnvConfig
+from rlstack.programs.presets import preset
 from rlstack.types import StepType
 from tests.programs import running
 

@@ -12,13 +12,13 @@ import pytest
 from dm_env import specs
 from rich.console import Console
 
-from programs.env_config import EnvConfig
-from programs.policies.stage import Stage
-from programs.policies.watch import watch
 from rlstack.envs import SyncEnv
 from rlstack.jax_envs.environment import Outcome
 from rlstack.jax_envs.game import GameOutcome
 from rlstack.jax_envs.libraries.gymnax_pictures import CLASSIC, classic_control, grid
+from rlstack.programs.env_config import EnvConfig
+from rlstack.programs.policies.stage import Stage
+from rlstack.programs.policies.watch import watch
 from tests.programs import running
 
 HERE = __name__

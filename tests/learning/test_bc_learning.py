@@ -7,13 +7,13 @@ import statistics
 import jax.numpy as jnp
 import pytest
 
-from agents.bc import BCConfig
-from agents.fixed import ScriptedConfig
-from programs.presets import preset
-from programs.run import train
-from programs.run.offline import resolve_dataset
-from programs.run.record import record
+from rlstack.agents.bc import BCConfig
+from rlstack.agents.fixed import ScriptedConfig
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.presets import preset
+from rlstack.programs.run import train
+from rlstack.programs.run.offline import resolve_dataset
+from rlstack.programs.run.record import record
 from tests.learning.test_learning import SEEDS, toy
 
 pytestmark = pytest.mark.one_lane

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from programs.components.agent import make_agent
-from programs.components.environments import make_env
-from programs.presets import PRESETS, preset
 from rlstack.networks import RelativePositionsConfig
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.environments import make_env
+from rlstack.programs.presets import PRESETS, preset
 from tests.learning.test_learning import SEEDS, learned_return
 
 pytestmark = pytest.mark.one_lane

@@ -9,16 +9,16 @@ import jax
 import numpy as np
 import pytest
 
-from agents.dqn import DQNConfig
-from agents.ppo import PPO, PPOConfig
-from programs.experiment import EnvConfig, Experiment
-from programs.presets import preset
-from programs.presets.registry import falling, on_policy_replay
-from programs.run.single_process import SingleProcess
-from programs.tracking.periodic import PeriodicActions
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.dqn import DQNConfig
+from rlstack.agents.ppo import PPO, PPOConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.presets import preset
+from rlstack.programs.presets.registry import falling, on_policy_replay
+from rlstack.programs.run.single_process import SingleProcess
+from rlstack.programs.tracking.periodic import PeriodicActions
 from rlstack.replay import ReplayConfig
 from rlstack.storage.loggers import InMemoryLogger
 
@@ -169,10 +169,10 @@ def test_values_bootstrap_through_a_time_limit(agent_class, monkeypatch):
 
     If the time limit of 10 steps were a termination, values would be those of ended episodes.
     """
-    import agents
+    from rlstack.agents import AGENTS
 
-    entry = agents.AGENTS[PPOConfig]._replace(agent=agent_class)
-    monkeypatch.setitem(agents.AGENTS, PPOConfig, entry)
+    entry = AGENTS[PPOConfig]._replace(agent=agent_class)
+    monkeypatch.setitem(AGENTS, PPOConfig, entry)
     experiment = toy(
         "TruncatingChain",
         PPOConfig(

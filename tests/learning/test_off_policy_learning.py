@@ -4,12 +4,12 @@ import statistics
 
 import pytest
 
-from agents.ddpg import DDPGConfig
-from agents.sac import SACConfig
-from agents.td3 import TD3Config
-from programs.presets import preset
+from rlstack.agents.ddpg import DDPGConfig
+from rlstack.agents.sac import SACConfig
+from rlstack.agents.td3 import TD3Config
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.presets import preset
 from rlstack.replay import ReplayConfig
 from tests.learning.test_learning import learned_return, returns_of_seeds, toy
 

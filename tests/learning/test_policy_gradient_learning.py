@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from agents.a2c import A2CConfig
-from agents.impala import ImpalaConfig
-from agents.reinforce import ReinforceConfig
-from programs.presets import preset
+from rlstack.agents.a2c import A2CConfig
+from rlstack.agents.impala import ImpalaConfig
+from rlstack.agents.reinforce import ReinforceConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.presets import preset
 from tests.learning.test_learning import learned_return, returns_of_seeds, toy
 
 pytestmark = pytest.mark.one_lane

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from agents.c51 import C51Config
-from programs.presets import preset
+from rlstack.agents.c51 import C51Config
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.presets import preset
 from tests.learning.test_learning import PRIORITIZED, learned_return, returns_of_seeds, toy
 
 pytestmark = pytest.mark.one_lane

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from programs.policies.game_agent import play_program
+from rlstack.programs.policies.game_agent import play_program
 from tests.entity.rust_crate import NEEDS_CARGO
 from tests.entity.rust_crate import examples as examples  # a fixture
 
@@ -15,7 +15,7 @@ pytestmark = [NEEDS_CARGO, pytest.mark.one_lane, pytest.mark.slow]
 
 def train(tmp_path, preset, program, *options, seconds):
     """Runs `rlstack train` on a Rust program; returns the run's directory."""
-    command = [sys.executable, "-m", "programs", "train", preset, "--seed", "1"]
+    command = [sys.executable, "-m", "rlstack", "train", preset, "--seed", "1"]
     command += ["--run-dir", str(tmp_path / "run"), "--env.name", f"rust:{program}", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

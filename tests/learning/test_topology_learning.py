@@ -13,10 +13,10 @@ import tempfile
 
 import pytest
 
-from programs.experiment import ProgramConfig
-from programs.presets import preset
-from programs.run import train
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.programs.experiment import ProgramConfig
+from rlstack.programs.presets import preset
+from rlstack.programs.run import train
 
 TOPOLOGIES = ("heavy_env", "light_env", "distributed")
 SOLVED = 475.0

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents.dqn import DQN, DQNConfig
+from rlstack.agents.dqn import DQN, DQNConfig
 from rlstack.exploration import Greedy
 from rlstack.networks import from_equinox, from_flax, from_functions
 from rlstack.rpc import codec

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from agents.ppo import PPO, PPOConfig
 from rlstack import exploration
+from rlstack.agents.ppo import PPO, PPOConfig
 from rlstack.families.normalised import normalised
 from rlstack.networks import NetworkConfig, actor_critic, observation_features, q_network
 from rlstack.networks.torsos import without_critic_state

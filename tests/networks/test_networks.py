@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from agents import AGENTS
-from agents.bc import BCConfig
-from agents.c51 import C51Config
-from agents.dqn import DQNConfig
-from agents.iqn import IQNConfig
-from agents.ppo import PPOConfig
-from agents.pqn import PQNConfig
-from agents.r2d2 import R2D2Config
-from agents.sac import SACConfig
-from agents.td3 import TD3Config
+from rlstack.agents import AGENTS
+from rlstack.agents.bc import BCConfig
+from rlstack.agents.c51 import C51Config
+from rlstack.agents.dqn import DQNConfig
+from rlstack.agents.iqn import IQNConfig
+from rlstack.agents.ppo import PPOConfig
+from rlstack.agents.pqn import PQNConfig
+from rlstack.agents.r2d2 import R2D2Config
+from rlstack.agents.sac import SACConfig
+from rlstack.agents.td3 import TD3Config
 from rlstack.networks import (
     AtFractions,
     ImpalaTorso,

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents.ppo import PPO, PPOConfig
 from rlstack import distributions
+from rlstack.agents.ppo import PPO, PPOConfig
 from rlstack.entity.spaces import GLOBAL
 from rlstack.exploration import Sample
 from rlstack.networks import NetworkConfig, RaggedTransformerConfig, actor_critic

@@ -24,7 +24,7 @@ class Launched:
         self._temporary = run_dir.with_suffix(".temporary")
         self._temporary.mkdir(exist_ok=True)
         self.process = subprocess.Popen(
-            [*within, sys.executable, "-m", "programs", "train", *map(str, args)],
+            [*within, sys.executable, "-m", "rlstack", "train", *map(str, args)],
             stdout=subprocess.DEVNULL,
             stderr=self._stderr,
             start_new_session=True,

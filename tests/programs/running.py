@@ -15,14 +15,14 @@ import jax
 import numpy as np
 import psutil
 
-from agents.ppo import PPOConfig
-from programs.components.environments import make_env
-from programs.components.restored import read_params
-from programs.experiment import EnvConfig, Experiment, ProgramConfig, from_json
-from programs.presets import preset
-from programs.run import train
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.ppo import PPOConfig
 from rlstack.networks import NetworkConfig
+from rlstack.programs.components.environments import make_env
+from rlstack.programs.components.restored import read_params
+from rlstack.programs.experiment import EnvConfig, Experiment, ProgramConfig, from_json
+from rlstack.programs.presets import preset
+from rlstack.programs.run import train
 from rlstack.replay import ReplayConfig
 from rlstack.storage import checkpoint
 

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from programs.presets import preset
 from rlstack.networks import NetworkConfig
+from rlstack.programs.presets import preset
 from tests.programs.running import (
     TOPOLOGIES,
     failures,

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from agents import AGENTS
-from programs.presets import PRESETS, preset
+from rlstack.agents import AGENTS
+from rlstack.programs.presets import PRESETS, preset
 from tests.programs.running import TOPOLOGIES, nothing_left, run, series, small
 
 pytestmark = [

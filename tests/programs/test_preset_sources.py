@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agents.ppo import PPOConfig
-from agents.pqn import PQNConfig
-from programs.presets import PRESETS, preset
+from rlstack.agents.ppo import PPOConfig
+from rlstack.agents.pqn import PQNConfig
+from rlstack.programs.presets import PRESETS, preset
 
 GITHUB = "https://github.com/"
 

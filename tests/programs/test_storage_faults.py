@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from programs.presets import preset
+from rlstack.programs.presets import preset
 from rlstack.storage import checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240, method="thread")]
@@ -80,7 +80,7 @@ def disk(tmp_path):
 
 
 def train(disk, *args):
-    return disk.start(sys.executable, "-m", "programs", "train", *args)
+    return disk.start(sys.executable, "-m", "rlstack", "train", *args)
 
 
 def wait_for_checkpoints(process, run, number):
@@ -154,7 +154,7 @@ def test_a_read_only_run_directory_cannot_be_resumed_but_evaluated(disk):
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1
     assert f"{run}/.lock must be a file that can be written; Read-only" in said
-    command = (sys.executable, "-m", "programs", "eval", run, "--episodes", 1)
+    command = (sys.executable, "-m", "rlstack", "eval", run, "--episodes", 1)
     process = disk.start(*command)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 0, said

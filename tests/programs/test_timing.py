@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from programs import timing
+from rlstack.programs import timing
 
 PROGRAMS = Path(timing.__file__).parent
 LITERAL = re.compile(

@@ -11,14 +11,14 @@ import pytest
 from dm_env import specs
 from gymnasium import spaces
 
-from agents.fixed import Random, RandomConfig
-from programs.components.agent import make_agent
-from programs.presets import preset
 from rlstack import distributions
+from rlstack.agents.fixed import Random, RandomConfig
 from rlstack.envs import SyncEnv
 from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.jax_envs.toy import PointMass
 from rlstack.networks.base import dummy_timestep
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.presets import preset
 from rlstack.specs.bounds import has_finite_bounds, with_open_bounds
 from rlstack.types import EnvSpec
 

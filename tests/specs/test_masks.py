@@ -10,13 +10,13 @@ import pytest
 from dm_env import specs
 from gymnasium import spaces
 
-from agents.fixed import Random, RandomConfig
-from programs.experiment import EnvConfig
+from rlstack.agents.fixed import Random, RandomConfig
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.exploration import Greedy
 from rlstack.fused.acting import Actors
 from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.jax_envs.toy import MaskedDict
+from rlstack.programs.experiment import EnvConfig
 from rlstack.specs.masks import without_choice
 from rlstack.types import EnvSpec, StepType, TimeStep
 from tests.fused.test_fused_run import ppo, run

@@ -5,14 +5,14 @@ from __future__ import annotations
 import subprocess
 from typing import Any
 
-from programs import module_path
-from programs.launchers import processes
-from programs.launchers.launchpad import manager
-from programs.nodes.base import Setup
-from programs.topologies import environment, graph_of
-from programs.tracking.display import ProgressDisplay
+from rlstack.programs import module_path
+from rlstack.programs.launchers import processes
+from rlstack.programs.launchers.launchpad import manager
+from rlstack.programs.nodes.base import Setup
+from rlstack.programs.topologies import environment, graph_of
+from rlstack.programs.tracking.display import ProgressDisplay
 
-MANAGER = module_path.code_of("programs.launchers.launchpad.manager")
+MANAGER = module_path.code_of("rlstack.programs.launchers.launchpad.manager")
 
 
 def run_launchpad(process: subprocess.Popen[bytes], setup: Setup, display: ProgressDisplay) -> int:
@@ -45,7 +45,7 @@ def commands_of(setup: Setup) -> tuple[list[dict[str, Any]], str]:
     from launchpad import context
     from launchpad.nodes.python.local_multi_processing import PythonProcess
 
-    from programs.launchers.launchpad.program import build
+    from rlstack.programs.launchers.launchpad.program import build
 
     program, coordinator = build(graph_of(setup), setup)
     for label, nodes in program.groups.items():

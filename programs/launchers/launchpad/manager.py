@@ -1,8 +1,8 @@
 """The launcher's process, in which Launchpad runs a program's nodes.
 
-    python -m programs.launchers.launchpad.manager RUN_DIR
+    python -m rlstack.programs.launchers.launchpad.manager RUN_DIR
 
-It does what `programs.launchers.local` does, with Launchpad's manager of processes. It is a
+It does what `rlstack.programs.launchers.local` does, with Launchpad's manager of processes. It is a
 separate process because Launchpad kills the process that launched a program if the program does not
 end in time. Every node waits for this process, so Launchpad is its only heavy import.
 """
@@ -19,9 +19,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from programs import timing
-from programs.launchers import local
-from programs.nodes import supervisor
+from rlstack.programs import timing
+from rlstack.programs.launchers import local
+from rlstack.programs.nodes import supervisor
 
 
 def forget(commands: Sequence[Mapping[str, Any]]) -> None:

@@ -14,12 +14,12 @@ import launchpad as lp
 from launchpad import address as lp_address
 from launchpad.nodes.dereference import Dereferenceable
 
-from programs import timing
-from programs.graph import Graph, Node, with_clients
-from programs.launchers import node_process, processes, signs, wiring
-from programs.launchers.launchpad import supervised, titled
-from programs.nodes import base
-from programs.nodes.base import Setup
+from rlstack.programs import timing
+from rlstack.programs.graph import Graph, Node, with_clients
+from rlstack.programs.launchers import node_process, processes, signs, wiring
+from rlstack.programs.launchers.launchpad import supervised, titled
+from rlstack.programs.nodes import base
+from rlstack.programs.nodes.base import Setup
 from rlstack.rpc import RemoteObject, Service, StoppedError, transports
 
 

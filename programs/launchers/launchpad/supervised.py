@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 
-from programs.nodes import supervisor
+from rlstack.programs.nodes import supervisor
 
 
 def main(arguments: list[str]) -> int:

@@ -10,9 +10,9 @@ import os
 import runpy
 import sys
 
-from programs.launchers import signs
-from programs.titles import set_title
-from programs.tracking import signals
+from rlstack.programs.launchers import signs
+from rlstack.programs.titles import set_title
+from rlstack.programs.tracking import signals
 
 
 def main() -> None:

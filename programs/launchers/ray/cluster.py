@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from programs import module_path
-from programs.experiment import ProgramConfig
-from programs.program_config import GROUPS, RayConfig
-from programs.topologies import environment
+import rlstack
+from rlstack.programs import module_path
+from rlstack.programs.experiment import ProgramConfig
+from rlstack.programs.program_config import GROUPS, RayConfig
+from rlstack.programs.topologies import environment
 from rlstack.rpc.socket_filter import ALL_ADDRESSES, LOOPBACK, address_of
 
-_CODE = ("rlstack", "agents", "programs")
 _STORE_BYTES = 100 << 20  # of Ray's object store, which holds almost nothing here
 
 
@@ -83,8 +83,7 @@ def joined(cfg: ProgramConfig, policies: int = 1, processes: int = 1) -> Iterato
                 "_temp_dir": folder,
             }
         if cfg.ray.ship_code:
-            root = Path(__file__).resolve().parents[3]
-            options["runtime_env"] = {"py_modules": [str(root / name) for name in _CODE]}
+            options["runtime_env"] = {"py_modules": [str(Path(rlstack.__file__).parent)]}
         stack.callback(ray.shutdown)
         try:
             with _term_handler_kept(), _loopback(ray, not address):

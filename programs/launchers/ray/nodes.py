@@ -12,13 +12,13 @@ from typing import Any
 
 import cloudpickle
 
-from programs import timing
-from programs.graph import Graph, Node
-from programs.launchers.ray import cluster
-from programs.launchers.ray.runner import NodeRunner, Placement
-from programs.launchers.wiring import Program, indexed
-from programs.nodes.base import Setup
-from programs.nodes.supervisor import End, RestartPolicy
+from rlstack.programs import timing
+from rlstack.programs.graph import Graph, Node
+from rlstack.programs.launchers.ray import cluster
+from rlstack.programs.launchers.ray.runner import NodeRunner, Placement
+from rlstack.programs.launchers.wiring import Program, indexed
+from rlstack.programs.nodes.base import Setup
+from rlstack.programs.nodes.supervisor import End, RestartPolicy
 from rlstack.rpc import transports, versions
 
 PLACING, RUNNING, ENDED, PAUSED = "placing", "running", "ended", "paused"

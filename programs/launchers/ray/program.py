@@ -15,18 +15,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from programs import timing
-from programs.launchers.monitor import ProgramMonitor
-from programs.launchers.ray import cluster
-from programs.launchers.ray.nodes import ENDED, PAUSED, PLACING, RUNNING, RayNode, RayNodes
-from programs.launchers.ray.runner import Placement
-from programs.nodes import base
-from programs.nodes.base import Setup
-from programs.nodes.supervisor import End, RestartPolicy, record_failure
-from programs.topologies import graph_of
-from programs.tracking.display import ProgressDisplay
-from programs.tracking.progress import resume_point
-from programs.tracking.signals import StopSignals
+from rlstack.programs import timing
+from rlstack.programs.launchers.monitor import ProgramMonitor
+from rlstack.programs.launchers.ray import cluster
+from rlstack.programs.launchers.ray.nodes import ENDED, PAUSED, PLACING, RUNNING, RayNode, RayNodes
+from rlstack.programs.launchers.ray.runner import Placement
+from rlstack.programs.nodes import base
+from rlstack.programs.nodes.base import Setup
+from rlstack.programs.nodes.supervisor import End, RestartPolicy, record_failure
+from rlstack.programs.topologies import graph_of
+from rlstack.programs.tracking.display import ProgressDisplay
+from rlstack.programs.tracking.progress import resume_point
+from rlstack.programs.tracking.signals import StopSignals
 
 
 class _Loss(NamedTuple):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from programs.nodes.supervisor import End
+from rlstack.programs.nodes.supervisor import End
 
 
 class Placement(NamedTuple):
@@ -47,7 +47,7 @@ class NodeRunner:
         os.environ.update(variables)
         import ray
 
-        from programs import module_path
+        from rlstack.programs import module_path
 
         module_path.arrange()  # Ray puts the directory of the command first
         from rlstack.rpc import versions
@@ -95,9 +95,9 @@ class NodeRunner:
         try:
             import cloudpickle
 
-            from programs.launchers import wiring
-            from programs.nodes import base
-            from programs.nodes.ending import end_of
+            from rlstack.programs.launchers import wiring
+            from rlstack.programs.nodes import base
+            from rlstack.programs.nodes.ending import end_of
 
             base.set_incarnation(incarnation)
             base.set_coordinator_lost(coordinator_lost)

@@ -25,15 +25,15 @@ from typing import Any
 
 import numpy as np
 
-from programs import timing
-from programs.components.replay import ProgramReplay, SavedReplay
-from programs.nodes.base import RUNNING, ProgramState, Setup
-from programs.nodes.group import shares
-from programs.nodes.learner import LearnerNode
-from programs.tracking import origin
-from programs.tracking.failed_update import saved_on_failure
 from rlstack.devices import group
 from rlstack.learning.learner import LearnerConfig
+from rlstack.programs import timing
+from rlstack.programs.components.replay import ProgramReplay, SavedReplay
+from rlstack.programs.nodes.base import RUNNING, ProgramState, Setup
+from rlstack.programs.nodes.group import shares
+from rlstack.programs.nodes.learner import LearnerNode
+from rlstack.programs.tracking import origin
+from rlstack.programs.tracking.failed_update import saved_on_failure
 from rlstack.replay import ReplayTimeoutError, Sample
 from rlstack.rpc import RemoteObject
 from rlstack.rpc.socket_filter import ALL_ADDRESSES, LOOPBACK, address_of, address_towards

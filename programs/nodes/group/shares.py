@@ -10,10 +10,10 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from programs.components.seeds import role_seed
-from programs.experiment import Experiment
-from programs.nodes.base import Setup
-from programs.tracking.run_dir import RunDir
+from rlstack.programs.components.seeds import role_seed
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.nodes.base import Setup
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.storage import checkpoint
 
 

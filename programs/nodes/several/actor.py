@@ -10,11 +10,14 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from programs import timing
-from programs.components.hooks import make_step_processor
-from programs.components.replay import ProgramReplay
-from programs.components.seeds import acting_key
-from programs.nodes.actor import (
+from rlstack.acting.actor import Actor
+from rlstack.acting.inference import InferencerLike
+from rlstack.envs.seats.views import SharedPool
+from rlstack.programs import timing
+from rlstack.programs.components.hooks import make_step_processor
+from rlstack.programs.components.replay import ProgramReplay
+from rlstack.programs.components.seeds import acting_key
+from rlstack.programs.nodes.actor import (
     EnvGauges,
     LearningPart,
     WaitingReplay,
@@ -22,16 +25,13 @@ from programs.nodes.actor import (
     env_seed,
     may_act,
 )
-from programs.nodes.base import RUNNING, CoordinatorClient, Setup
-from programs.nodes.lock_step import ACT, STOP, WAIT
-from programs.nodes.several.clients import learner_of
-from programs.nodes.several.versions import CopiedVersions, copied_versions
-from programs.policy_sets.history import HistoryPlayer, versions_player
-from programs.policy_sets.members import Member, divide, share_games
-from programs.policy_sets.player import fixed_inferencer
-from rlstack.acting.actor import Actor
-from rlstack.acting.inference import InferencerLike
-from rlstack.envs.seats.views import SharedPool
+from rlstack.programs.nodes.base import RUNNING, CoordinatorClient, Setup
+from rlstack.programs.nodes.lock_step import ACT, STOP, WAIT
+from rlstack.programs.nodes.several.clients import learner_of
+from rlstack.programs.nodes.several.versions import CopiedVersions, copied_versions
+from rlstack.programs.policy_sets.history import HistoryPlayer, versions_player
+from rlstack.programs.policy_sets.members import Member, divide, share_games
+from rlstack.programs.policy_sets.player import fixed_inferencer
 from rlstack.replay import ReplayClosedError
 from rlstack.rpc import RemoteObject, StoppedError, UnavailableError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from programs.nodes.base import Setup
+from rlstack.programs.nodes.base import Setup
 from rlstack.rpc import RemoteObject
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
-from programs.components.agent import make_agent
-from programs.nodes.base import OVER, Setup
-from programs.nodes.evaluator import EvaluatorNode, newest_params
-from programs.nodes.several.clients import learner_of
-from programs.nodes.several.versions import CopiedVersions, copied_versions
-from programs.policy_sets.evaluation import SetEvaluator
-from programs.policy_sets.members import divide
 from rlstack.acting.evaluator import Evaluation
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.nodes.base import OVER, Setup
+from rlstack.programs.nodes.evaluator import EvaluatorNode, newest_params
+from rlstack.programs.nodes.several.clients import learner_of
+from rlstack.programs.nodes.several.versions import CopiedVersions, copied_versions
+from rlstack.programs.policy_sets.evaluation import SetEvaluator
+from rlstack.programs.policy_sets.members import divide
 from rlstack.rpc import RemoteObject, UnavailableError
 from rlstack.types import Params
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from programs import timing
-from programs.components.replay import ProgramReplay
-from programs.nodes.base import LEARNER, OVER, RUNNING, ProgramState, Setup
-from programs.nodes.heartbeat import Heartbeat
-from programs.nodes.learner import LearnerNode, progress_of
-from programs.nodes.several.parts import Part, PartFiles, joined, part_of
-from programs.nodes.several.versions import KeptVersions
 from rlstack.learning.learner import LearnerConfig
+from rlstack.programs import timing
+from rlstack.programs.components.replay import ProgramReplay
+from rlstack.programs.nodes.base import LEARNER, OVER, RUNNING, ProgramState, Setup
+from rlstack.programs.nodes.heartbeat import Heartbeat
+from rlstack.programs.nodes.learner import LearnerNode, progress_of
+from rlstack.programs.nodes.several.parts import Part, PartFiles, joined, part_of
+from rlstack.programs.nodes.several.versions import KeptVersions
 from rlstack.replay import ReplayTimeoutError
 from rlstack.rpc import RemoteObject, StoppedError, UnavailableError, remote
 from rlstack.storage import checkpoint

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from programs.tracking.progress import Progress
-from programs.tracking.run_dir import RunDir
+from rlstack.programs.tracking.progress import Progress
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.types import PyTree
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from programs import timing
-from programs.experiment import Experiment
-from programs.nodes.base import LEARNER, NodeStatus
-from programs.nodes.heartbeat import Silences
-from programs.policy_sets.members import divide
+from rlstack.programs import timing
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.nodes.base import LEARNER, NodeStatus
+from rlstack.programs.nodes.heartbeat import Silences
+from rlstack.programs.policy_sets.members import divide
 
 
 class Policies:

@@ -1,7 +1,7 @@
 """The learners of several policies in one node (``--program.trainers one``).
 
 Each policy has the same learner as in a node of its own, in a thread. Callers say whose learner
-they mean (`programs.nodes.several.clients`).
+they mean (`rlstack.programs.nodes.several.clients`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from programs import timing
-from programs.components.replay import ProgramReplay
-from programs.nodes.base import Setup
-from programs.nodes.several.learner import (
+from rlstack.programs import timing
+from rlstack.programs.components.replay import ProgramReplay
+from rlstack.programs.nodes.base import Setup
+from rlstack.programs.nodes.several.learner import (
     FollowingLearnerNode,
     LeadingLearnerNode,
     PolicyLearnerNode,

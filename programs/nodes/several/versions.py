@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from programs import timing
-from programs.components.agent import make_agent
-from programs.member_config import HistoryConfig
-from programs.nodes.base import Setup
-from programs.nodes.several.clients import SoonLost, learner_of
-from programs.policy_sets.members import Member
-from programs.policy_sets.versions import Versions
 from rlstack.acting.on_host import OnHost
 from rlstack.agent import Agent
+from rlstack.programs import timing
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.member_config import HistoryConfig
+from rlstack.programs.nodes.base import Setup
+from rlstack.programs.nodes.several.clients import SoonLost, learner_of
+from rlstack.programs.policy_sets.members import Member
+from rlstack.programs.policy_sets.versions import Versions
 from rlstack.rpc import RemoteObject, UnavailableError, codec
 from rlstack.types import Params, PyTree
 

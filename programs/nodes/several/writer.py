@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from programs.components.replay import ReplayWriter
-from programs.nodes.base import CoordinatorClient
+from rlstack.programs.components.replay import ReplayWriter
+from rlstack.programs.nodes.base import CoordinatorClient
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
 from rlstack.rpc import UnavailableError
 from rlstack.types import Transition

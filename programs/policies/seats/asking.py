@@ -9,8 +9,8 @@ from dm_env import specs
 from rich.console import Console
 from rich.text import Text
 
-from programs.policies.labels import ACTION, Labels, is_discrete
-from programs.policies.policy import Prediction
+from rlstack.programs.policies.labels import ACTION, Labels, is_discrete
+from rlstack.programs.policies.policy import Prediction
 from rlstack.specs.masks import ACTION_MASK
 from rlstack.types import PyTree
 

@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 import jax
 import numpy as np
 
-from programs.policies.policy import Policy, Prediction
-from programs.policies.stage import Stage
+from rlstack.programs.policies.policy import Policy, Prediction
+from rlstack.programs.policies.stage import Stage
 from rlstack.types import Array, PyTree, TimeStep
 
 

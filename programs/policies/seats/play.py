@@ -11,17 +11,24 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from programs.components.restored import Which
-from programs.components.seeds import role_seed
-from programs.policies.play import entity_tables
-from programs.policies.policy import Policy, Prediction
-from programs.policies.screen import picture_as_text
-from programs.policies.seats.asking import Asker, Quit
-from programs.policies.seats.match import Game, Moment, Player, PolicyPlayer, play_game, seen_by
-from programs.policies.seats.results import Episode
-from programs.policies.seats.sides import Side, find, sides_of
-from programs.policies.stage import Stage
-from programs.policies.watch import MAX_STEPS
+from rlstack.programs.components.restored import Which
+from rlstack.programs.components.seeds import role_seed
+from rlstack.programs.policies.play import entity_tables
+from rlstack.programs.policies.policy import Policy, Prediction
+from rlstack.programs.policies.screen import picture_as_text
+from rlstack.programs.policies.seats.asking import Asker, Quit
+from rlstack.programs.policies.seats.match import (
+    Game,
+    Moment,
+    Player,
+    PolicyPlayer,
+    play_game,
+    seen_by,
+)
+from rlstack.programs.policies.seats.results import Episode
+from rlstack.programs.policies.seats.sides import Side, find, sides_of
+from rlstack.programs.policies.stage import Stage
+from rlstack.programs.policies.watch import MAX_STEPS
 from rlstack.types import PyTree
 
 
@@ -38,7 +45,7 @@ def play(
     """Lets a person play until they quit with ``q`` or the input ends.
 
     The person is asked only where their seat has more than one legal action. The other seats are
-    played as by `programs.policies.seats.watch.watch`.
+    played as by `rlstack.programs.policies.seats.watch.watch`.
 
     Args:
       run: the directory of a run, or of a checkpoint; that of a run with several policies may be

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from programs.policies.seats.match import Game
 from rlstack.math.intervals import Interval, wilson
+from rlstack.programs.policies.seats.match import Game
 
 
 class Episode(NamedTuple):

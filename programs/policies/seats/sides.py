@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from programs.components import opponents
-from programs.components.environments import environment_spec
-from programs.components.restored import Which, chosen_checkpoint, read_config, read_params
-from programs.components.seeds import role_seed
-from programs.experiment import Experiment
-from programs.policies.policy import Policy
-from programs.policies.stage import shapes_of
-from programs.policy_sets.members import (
+from rlstack.programs.components import opponents
+from rlstack.programs.components.environments import environment_spec
+from rlstack.programs.components.restored import Which, chosen_checkpoint, read_config, read_params
+from rlstack.programs.components.seeds import role_seed
+from rlstack.programs.experiment import Experiment
+from rlstack.programs.policies.policy import Policy
+from rlstack.programs.policies.stage import shapes_of
+from rlstack.programs.policy_sets.members import (
     Division,
     Member,
     counts_of,
@@ -22,7 +22,7 @@ from programs.policy_sets.members import (
     frozen_experiment,
     seat_names,
 )
-from programs.tracking.run_dir import RunDir
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.references import nearest
 from rlstack.storage import checkpoint
 from rlstack.types import EnvSpec

@@ -13,19 +13,19 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from programs.components.restored import Which
-from programs.components.seeds import role_seed
-from programs.policies.policy import Prediction
-from programs.policies.scene import MAX_BARS, Bar, Bars, Scene, bars_of, numbers_of
-from programs.policies.screen import Show, open_screen
-from programs.policies.seats import results
-from programs.policies.seats.match import Moment, PolicyPlayer, play_game, seen_by
-from programs.policies.seats.sides import Entry, Side, check_same_game, find, sides_of
-from programs.policies.stage import Stage
-from programs.policies.video import check_video
-from programs.policies.watch import MAX_STEPS, check_stop
-from programs.policy_sets.members import seat_names
-from programs.tracking.signals import StopSignals
+from rlstack.programs.components.restored import Which
+from rlstack.programs.components.seeds import role_seed
+from rlstack.programs.policies.policy import Prediction
+from rlstack.programs.policies.scene import MAX_BARS, Bar, Bars, Scene, bars_of, numbers_of
+from rlstack.programs.policies.screen import Show, open_screen
+from rlstack.programs.policies.seats import results
+from rlstack.programs.policies.seats.match import Moment, PolicyPlayer, play_game, seen_by
+from rlstack.programs.policies.seats.sides import Entry, Side, check_same_game, find, sides_of
+from rlstack.programs.policies.stage import Stage
+from rlstack.programs.policies.video import check_video
+from rlstack.programs.policies.watch import MAX_STEPS, check_stop
+from rlstack.programs.policy_sets.members import seat_names
+from rlstack.programs.tracking.signals import StopSignals
 
 
 class Watched(NamedTuple):
@@ -92,7 +92,8 @@ def watch(
     Raises:
       ValueError: there is no run or no checkpoint, the runs are not of one game, there are more of
         them than seats, or the video or the window cannot be made.
-      programs.tracking.signals.Interrupted: SIGINT or SIGTERM was received; no video is left.
+      rlstack.programs.tracking.signals.Interrupted: SIGINT or SIGTERM was received; no video is
+      left.
     """
     if video is not None:
         check_video(Path(video))

@@ -2,8 +2,8 @@
 
 The author of a game writes ``play(agents)``, which calls ``agent.act(observation)`` for actions and
 ``agent.game_over(observation)`` at the end of a game. The same loop works with random agents, with
-trained ones (``programs.policies.game_agent``), and, through `PythonGame` and `SocketGame`, as the
-environments of a pool. docs/game_protocol.md describes how games in other languages connect.
+trained ones (``rlstack.programs.policies.game_agent``), and, through `PythonGame` and `SocketGame`,
+as the environments of a pool. docs/game_protocol.md describes how games in other languages connect.
 """
 
 from rlstack.entity.inverted.builders import PythonGame, SocketGame

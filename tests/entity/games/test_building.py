@@ -6,12 +6,12 @@ import pickle
 import numpy as np
 import pytest
 
-from programs.components.environments import make_env
-from programs.experiment import EnvConfig
 from rlstack.entity.games import GAMES
 from rlstack.entity.games import __dict__ as names
 from rlstack.entity.games.mine_sweeper import MineSweeper
 from rlstack.envs import SyncEnv
+from rlstack.programs.components.environments import make_env
+from rlstack.programs.experiment import EnvConfig
 
 
 def draw(spec, observation, rng):

@@ -8,21 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents.ppo import PPOConfig
-from programs.components.agent import make_agent
-from programs.components.evaluation import make_evaluator
-from programs.components.restored import newest_checkpoint, read_params
-from programs.experiment import EnvConfig, Experiment, to_json
-from programs.policies.game_agent import from_run, team_from_run
-from programs.tracking.run_dir import RunDir
 from rlstack import distributions
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.ppo import PPOConfig
 from rlstack.entity import ObsSpace
 from rlstack.entity.inverted import PythonGame
 from rlstack.envs import SyncEnv
 from rlstack.networks import NetworkConfig
 from rlstack.networks.base import ActorCriticOutput, recurrent
 from rlstack.networks.ragged.config import RaggedTransformerConfig
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.evaluation import make_evaluator
+from rlstack.programs.components.restored import newest_checkpoint, read_params
+from rlstack.programs.experiment import EnvConfig, Experiment, to_json
+from rlstack.programs.policies.game_agent import from_run, team_from_run
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.replay import ReplayConfig
 from rlstack.storage import checkpoint
 from tests.entity.inverted import games

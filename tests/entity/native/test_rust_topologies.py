@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from programs.policies.game_agent import play_program
+from rlstack.programs.policies.game_agent import play_program
 from tests.entity.rust_crate import NEEDS_CARGO
 from tests.entity.rust_crate import examples as examples  # a fixture
 from tests.programs.launched import FAST, Launched
@@ -41,7 +41,7 @@ def arguments(examples, topology, run_dir, frames):
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_count_is_learned_and_the_checkpoint_plays(tmp_path, examples, topology):
     run_dir = tmp_path / "run"
-    command = [sys.executable, "-m", "programs", "train"]
+    command = [sys.executable, "-m", "rlstack", "train"]
     command += arguments(examples, topology, run_dir, 6000)
     done = subprocess.run(command, capture_output=True, text=True, timeout=LATER)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from agents.rules import BASE_STOCK, order_up_to_base_stock
+from rlstack.agents.rules import BASE_STOCK, order_up_to_base_stock
 from rlstack.envs import SyncEnv
 from rlstack.envs.seats.game import GameStep
 from rlstack.envs.seats.games import Matches

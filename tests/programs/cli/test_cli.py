@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 import rlstack
-from programs.__main__ import USAGE, main
-from programs.cli import commands as cli
-from programs.presets import PRESETS
+from rlstack.programs.__main__ import USAGE, main
+from rlstack.programs.cli import commands as cli
+from rlstack.programs.presets import PRESETS
 
 
 def run_command(*args, timeout=120, cwd=None):
     """Runs the command in a child process."""
     return subprocess.run(
-        [sys.executable, "-m", "programs", *args],
+        [sys.executable, "-m", "rlstack", *args],
         capture_output=True, text=True, timeout=timeout, cwd=cwd, check=False,
     )  # fmt: skip
 
@@ -26,7 +26,7 @@ def run_command(*args, timeout=120, cwd=None):
 def test_a_command_needs_no_standard_streams(tmp_path):
     code = """if True:
         import sys
-        from programs.__main__ import _complete_streams
+        from rlstack.programs.__main__ import _complete_streams
         _complete_streams()
         print("text")
         print(sys.stdin.read(), file=sys.stderr)
@@ -40,7 +40,7 @@ def test_a_command_needs_no_standard_streams(tmp_path):
 
 
 def test_a_terminal_without_a_letter_shows_its_code():
-    code = "from programs.__main__ import main; main(); print('1 \\u00b1 2')"
+    code = "from rlstack.programs.__main__ import main; main(); print('1 \\u00b1 2')"
     shown = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONIOENCODING": "ascii"},
         capture_output=True, text=True, timeout=60, check=True,
@@ -161,7 +161,7 @@ def test_train_then_eval(tmp_path):
 
 _FULL_DISK = """
 import resource, signal, sys
-from programs.__main__ import main
+from rlstack.programs.__main__ import main
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 limit, run_dir = int(sys.argv[1]), sys.argv[2]
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))  # no file may grow further

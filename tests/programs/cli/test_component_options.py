@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from agents.ppo import PPOConfig
-from programs.cli import commands
-from programs.experiment import from_json, to_json
-from programs.presets import preset
+from rlstack.agents.ppo import PPOConfig
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.cli import commands
+from rlstack.programs.experiment import from_json, to_json
+from rlstack.programs.presets import preset
 
 pytestmark = pytest.mark.timeout(60)
 

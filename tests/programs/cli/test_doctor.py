@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from programs.cli import doctor
-from programs.cli.doctor import Check
+from rlstack.programs.cli import doctor
+from rlstack.programs.cli.doctor import Check
 
 
 @pytest.mark.slow

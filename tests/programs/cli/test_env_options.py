@@ -2,8 +2,8 @@
 
 import pytest
 
-from programs.cli import commands, env_options
-from programs.presets import preset
+from rlstack.programs.cli import commands, env_options
+from rlstack.programs.presets import preset
 
 
 def joined(args, name="memorycue-r2d2"):

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from programs.__main__ import main
-from programs.cli.options import nearest_option, whole_number
+from rlstack.programs.__main__ import main
+from rlstack.programs.cli.options import nearest_option, whole_number
 from rlstack.storage import checkpoint
 
 pytestmark = pytest.mark.timeout(60)
@@ -114,7 +114,7 @@ def test_a_pipe_that_breaks_in_a_run_is_an_error(capsys, monkeypatch):
     def run(*_, **__):
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr("programs.run.train.run", run)
+    monkeypatch.setattr("rlstack.programs.run.train.run", run)
     assert "Broken pipe" in one_line(capsys, "train", "cartpole-random", code=1)
 
 
@@ -134,7 +134,7 @@ def test_a_run_ends_as_usual_if_nobody_reads_its_output(tmp_path, topology, stre
     """Only its last line, which is the command's output, changes the exit code."""
     run_dir = tmp_path / "run"
     command = (
-        sys.executable, "-m", "programs", "train", "cartpole-ppo", "--frames", "600",
+        sys.executable, "-m", "rlstack", "train", "cartpole-ppo", "--frames", "600",
         "--log-period", "100", "--topology", topology, "--run-dir", str(run_dir),
     )  # fmt: skip
     done = subprocess.run(["bash", "-c", f'"$@" {streams}', "bash", *command], timeout=100)

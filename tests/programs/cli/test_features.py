@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from programs.cli import features
-from programs.cli.features import Choice
-from programs.experiment import Experiment
 from rlstack.imports import versions
+from rlstack.programs.cli import features
+from rlstack.programs.cli.features import Choice
+from rlstack.programs.experiment import Experiment
 from rlstack.rpc import transports
 
 if sys.version_info >= (3, 11):

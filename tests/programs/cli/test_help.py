@@ -5,11 +5,11 @@ import subprocess
 
 import pytest
 
-from programs.__main__ import main
-from programs.cli import completion, help
-from programs.cli.options import printed_help
-from programs.populations.population import PbtConfig
-from programs.presets import preset
+from rlstack.programs.__main__ import main
+from rlstack.programs.cli import completion, help
+from rlstack.programs.cli.options import printed_help
+from rlstack.programs.populations.population import PbtConfig
+from rlstack.programs.presets import preset
 
 
 def shown(capsys, *args):

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from programs import module_path
+from rlstack.programs import module_path
 
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.timeout(120)
 
 OWN = """
 import dataclasses
-from agents import register
-from agents.ppo import PPO, PPOConfig
-from programs.presets.registry import like, preset
+from rlstack.agents import register
+from rlstack.agents.ppo import PPO, PPOConfig
+from rlstack.programs.presets.registry import like, preset
 from rlstack.networks import actor_critic
 
 @dataclasses.dataclass(frozen=True)
@@ -37,17 +37,23 @@ SMALL = ("--evaluator.episodes", "2", "--evaluator.num-envs", "2", "--env.num-wo
 
 
 def command(*args, cwd, path=(), code=None):
-    start = ["-m", "programs"] if code is None else ["-c", code]
+    start = ["-m", "rlstack"] if code is None else ["-c", code]
     return subprocess.run(
         [sys.executable, *start, *args], cwd=cwd, capture_output=True, text=True, timeout=110,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *map(str, path)])},
     )  # fmt: skip
 
 
-def hide_everything(folder):
-    """Adds modules of the user's own with the names of the stack's packages."""
+def own_packages(folder):
+    """Adds modules of the user's own with the names of two of the stack's folders."""
     folder.mkdir(exist_ok=True)
     (folder / "agents.py").write_text("raise RuntimeError('the agents of the user')")
+    (folder / "programs.py").write_text("raise RuntimeError('the programs of the user')")
+
+
+def hide_everything(folder):
+    """Adds a package of the user's own with the name of the stack's, too."""
+    own_packages(folder)
     (folder / "rlstack").mkdir()
     (folder / "rlstack" / "__init__.py").write_text("raise RuntimeError('not the stack')")
 
@@ -68,9 +74,13 @@ def test_directories_that_hide_the_stack_come_last(tmp_path, monkeypatch):
 @pytest.mark.chosen
 @pytest.mark.parametrize("installed", [False, True])
 def test_a_module_named_as_the_stacks_does_not_end_a_command(tmp_path, installed):
-    """Neither for `python -m programs` nor for the installed script, which starts elsewhere."""
-    hide_everything(tmp_path / "here")
-    script = "import sys; from programs.__main__ import main; del sys.path[0]; sys.exit(main())"
+    """Neither for `python -m rlstack` nor for the installed script, which starts elsewhere.
+
+    With ``-m`` Python itself looks for a folder `rlstack` in the current directory first.
+    """
+    (hide_everything if installed else own_packages)(tmp_path / "here")
+    start = "import sys; del sys.path[0]; "
+    script = f"{start}from rlstack.programs.__main__ import main; sys.exit(main())"
     done = command("list", cwd=tmp_path / "here", code=script if installed else None)
     assert done.returncode == 0, done.stderr
     assert "cartpole-ppo" in done.stdout
@@ -79,7 +89,7 @@ def test_a_module_named_as_the_stacks_does_not_end_a_command(tmp_path, installed
 @pytest.mark.slow
 @pytest.mark.chosen
 def test_entry_points_add_agents_and_presets(tmp_path):
-    hide_everything(tmp_path / "here")
+    own_packages(tmp_path / "here")
     site = tmp_path / "site"
     (site / "own-1.0.dist-info").mkdir(parents=True)
     (site / "own-1.0.dist-info" / "METADATA").write_text("Name: own\nVersion: 1.0\n")
@@ -104,7 +114,7 @@ def test_entry_points_add_agents_and_presets(tmp_path):
 )
 def test_an_agent_of_the_users_own_trains_resumes_and_is_evaluated(tmp_path, topology):
     """In all processes; the run remembers the module."""
-    hide_everything(tmp_path)
+    own_packages(tmp_path)
     (tmp_path / "own_things.py").write_text(OWN)
     started = command(
         "train", "cartpole-own", "--module", "own_things", "--agent.factor", "0.25", *SMALL,

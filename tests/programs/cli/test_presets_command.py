@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from programs.__main__ import main
-from programs.experiment import to_json
-from programs.presets import PRESETS, preset
+from rlstack.programs.__main__ import main
+from rlstack.programs.experiment import to_json
+from rlstack.programs.presets import PRESETS, preset
 
 
 def listed(capsys, *args):

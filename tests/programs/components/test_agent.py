@@ -6,23 +6,23 @@ import jax
 import numpy as np
 import pytest
 
-from programs.components import opponents
-from programs.components.agent import make_agent
-from programs.components.environments import environment_spec
-from programs.components.evaluation import make_evaluator
-from programs.components.restored import counts_at
-from programs.env_config import OpponentsConfig
-from programs.experiment import to_json
-from programs.member_config import MemberConfig
-from programs.policies.policy import load
-from programs.policies.seats.sides import find, sides_of
-from programs.policy_sets.evaluation import SetEvaluator
-from programs.policy_sets.followers import follower
-from programs.policy_sets.members import Member, counts_of, divide
-from programs.policy_sets.player import fixed_agent
-from programs.presets import preset
-from programs.tracking.run_dir import RunDir
 from rlstack import exploration
+from rlstack.programs.components import opponents
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.environments import environment_spec
+from rlstack.programs.components.evaluation import make_evaluator
+from rlstack.programs.components.restored import counts_at
+from rlstack.programs.env_config import OpponentsConfig
+from rlstack.programs.experiment import to_json
+from rlstack.programs.member_config import MemberConfig
+from rlstack.programs.policies.policy import load
+from rlstack.programs.policies.seats.sides import find, sides_of
+from rlstack.programs.policy_sets.evaluation import SetEvaluator
+from rlstack.programs.policy_sets.followers import follower
+from rlstack.programs.policy_sets.members import Member, counts_of, divide
+from rlstack.programs.policy_sets.player import fixed_agent
+from rlstack.programs.presets import preset
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.storage import checkpoint
 from tests.agent_cases import MID, random_timesteps
 from tests.programs.policy_sets.cases import chain

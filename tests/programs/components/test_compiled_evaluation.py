@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from programs.components import evaluation
-from programs.components.environments import environment_spec
-from programs.components.evaluation import CompiledEvaluator, evaluate, make_evaluator
-from programs.experiment import EnvConfig
-from programs.presets import preset
 from rlstack.acting.evaluator import Evaluator, EvaluatorConfig
 from rlstack.checks import EnvError
 from rlstack.jax_envs.environment import Outcome
+from rlstack.programs.components import evaluation
+from rlstack.programs.components.environments import environment_spec
+from rlstack.programs.components.evaluation import CompiledEvaluator, evaluate, make_evaluator
+from rlstack.programs.experiment import EnvConfig
+from rlstack.programs.presets import preset
 
 CUE = "rlstack.jax_envs.toy:MemoryCue"
 CHAIN = "rlstack.jax_envs.toy:TruncatingChain"

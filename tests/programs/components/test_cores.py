@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from programs.components import cores
+from rlstack.programs.components import cores
 
 
 @pytest.mark.parametrize(("allowed", "left"), [({0, 1}, {1}), ({2, 3, 5}, {3, 5}), ({4}, {4})])

@@ -5,11 +5,11 @@ import dataclasses
 import jax
 import pytest
 
-from programs.components import devices
-from programs.topologies import environment
 from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inference_service import ServiceConfig
 from rlstack.learning.learner import LearnerConfig
+from rlstack.programs.components import devices
+from rlstack.programs.topologies import environment
 from tests.programs.running import ppo
 
 ON_CPU = {"JAX_PLATFORMS": "cpu"}

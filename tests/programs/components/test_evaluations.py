@@ -7,16 +7,16 @@ import types
 import numpy as np
 import pytest
 
-from agents.ppo import PPOConfig
-from programs.callbacks import Callback
-from programs.components.evaluation import Allowance
-from programs.experiment import EnvConfig, Experiment, from_json, to_json
-from programs.nodes.base import RUNNING, SAVING
-from programs.nodes.evaluator import EvaluatorNode
-from programs.presets import preset
-from programs.run import books, train
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.ppo import PPOConfig
 from rlstack.networks import NetworkConfig
+from rlstack.programs.callbacks import Callback
+from rlstack.programs.components.evaluation import Allowance
+from rlstack.programs.experiment import EnvConfig, Experiment, from_json, to_json
+from rlstack.programs.nodes.base import RUNNING, SAVING
+from rlstack.programs.nodes.evaluator import EvaluatorNode
+from rlstack.programs.presets import preset
+from rlstack.programs.run import books, train
 from rlstack.replay import ReplayConfig
 from tests.programs.running import metrics, params, same
 
@@ -29,9 +29,9 @@ class Clock:
     def __init__(self, monkeypatch):
         self.now = 50.0
         module = types.SimpleNamespace(monotonic=lambda: self.now)
-        monkeypatch.setattr("programs.components.evaluation.time", module)
+        monkeypatch.setattr("rlstack.programs.components.evaluation.time", module)
         self.load = 0.0
-        monkeypatch.setattr("programs.components.evaluation._load", lambda: self.load)
+        monkeypatch.setattr("rlstack.programs.components.evaluation._load", lambda: self.load)
 
     def allowance(self, **options):
         return Allowance(0.02, clock=lambda: self.now, **options)

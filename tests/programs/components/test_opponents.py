@@ -8,21 +8,21 @@ import jax
 import numpy as np
 import pytest
 
-from agents.ppo import PPOConfig
-from programs.cli import commands as cli
-from programs.components import opponents
-from programs.components.agent import make_agent
-from programs.components.environments import make_env
-from programs.env_config import EnvConfig, OpponentsConfig
-from programs.experiment import Experiment, from_json, to_json
-from programs.run import train
-from programs.run.single_process import SingleProcess
-from programs.tracking.run_dir import RunDir
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.ppo import PPOConfig
 from rlstack.envs import SyncEnv
 from rlstack.envs.opponents import ITSELF
 from rlstack.networks import NetworkConfig
 from rlstack.networks.ragged.config import RaggedTransformerConfig
+from rlstack.programs.cli import commands as cli
+from rlstack.programs.components import opponents
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.environments import make_env
+from rlstack.programs.env_config import EnvConfig, OpponentsConfig
+from rlstack.programs.experiment import Experiment, from_json, to_json
+from rlstack.programs.run import train
+from rlstack.programs.run.single_process import SingleProcess
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.replay import ReplayConfig
 from rlstack.storage import checkpoint
 from tests.entity.inverted import games

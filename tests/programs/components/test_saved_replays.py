@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 
-from programs.components.saved_replays import SavedReplays
-from programs.tracking.progress import resume_point
-from programs.tracking.run_dir import RunDir
+from rlstack.programs.components.saved_replays import SavedReplays
+from rlstack.programs.tracking.progress import resume_point
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.replay.served import checkpoints
 from rlstack.storage import checkpoint
 

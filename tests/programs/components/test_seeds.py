@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from programs.components.seeds import acting_key, role_key, role_seed
+from rlstack.programs.components.seeds import acting_key, role_key, role_seed
 
 
 def _by_jax(seed: int, role: str, rank: int) -> jax.Array:

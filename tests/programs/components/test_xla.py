@@ -5,15 +5,15 @@ import types
 
 import pytest
 
-from agents.dqn import DQNConfig
-from agents.ppo import PPOConfig
-from programs.components import xla
-from programs.experiment import EnvConfig, Experiment, ProgramConfig
-from programs.member_config import MemberConfig
-from programs.nodes.base import Setup
-from programs.presets.registry import on_policy_replay, transitions
+from rlstack.agents.dqn import DQNConfig
+from rlstack.agents.ppo import PPOConfig
 from rlstack.learning.learner import LearnerConfig
 from rlstack.networks import NetworkConfig
+from rlstack.programs.components import xla
+from rlstack.programs.experiment import EnvConfig, Experiment, ProgramConfig
+from rlstack.programs.member_config import MemberConfig
+from rlstack.programs.nodes.base import Setup
+from rlstack.programs.presets.registry import on_policy_replay, transitions
 from tests.fused.cases import on_policy
 
 

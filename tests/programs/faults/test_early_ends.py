@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from programs.nodes.several.learner import FollowingLearnerNode
-from programs.run import train
-from programs.tracking.signals import Interrupted
 from rlstack.learning.learner import Learner
+from rlstack.programs.nodes.several.learner import FollowingLearnerNode
+from rlstack.programs.run import train
+from rlstack.programs.tracking.signals import Interrupted
 from rlstack.storage import checkpoint
 from tests.programs.policy_sets.test_lost_learners import saved_numbers
 from tests.programs.policy_sets.test_topologies import chains

@@ -20,7 +20,7 @@ def test_a_full_disk_ends_a_program_with_the_node_and_the_reason(tmp_path, topol
     if subprocess.run([*APART, "ip", "link", "set", "lo", "up"], capture_output=True).returncode:
         pytest.skip("needs user namespaces and ip")
     command = (
-        sys.executable, "-m", "programs", "train", "cartpole-ppo", "--topology", topology,
+        sys.executable, "-m", "rlstack", "train", "cartpole-ppo", "--topology", topology,
         "--run-dir", tmp_path / "run", "--frames", 100_000_000, "--log-period", 200,
         "--checkpoint-period", 1000, "--program.num-actors", 1,
         "--program.interface", "0.0.0.0",

@@ -10,11 +10,11 @@ import time
 import numpy as np
 import pytest
 
-from agents.ppo import PPOConfig
-from programs.experiment import EnvConfig, Experiment, ProgramConfig
-from programs.run import train
-from programs.run.launch import ProgramError
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.ppo import PPOConfig
+from rlstack.programs.experiment import EnvConfig, Experiment, ProgramConfig
+from rlstack.programs.run import train
+from rlstack.programs.run.launch import ProgramError
 from rlstack.replay import ReplayConfig
 from tests.programs.launched import FAST, Launched
 from tests.programs.running import SHARED_MEMORY, TOPOLOGIES, failures, nothing_left, series

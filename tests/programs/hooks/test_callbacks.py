@@ -7,9 +7,9 @@ import os
 import numpy as np
 import pytest
 
-from programs.callbacks import Callback, Events
-from programs.run import train
 from rlstack.checks import WrongKindError
+from rlstack.programs.callbacks import Callback, Events
+from rlstack.programs.run import train
 from rlstack.storage import checkpoint
 from tests.programs import running
 

@@ -8,15 +8,15 @@ import jax
 import numpy as np
 import pytest
 
-from programs.cli.commands import main
-from programs.cli.env_options import take_vary
-from programs.components import opponents
-from programs.components.best import BestCheckpoint
-from programs.components.environments import make_evaluation_env
-from programs.components.evaluation import evaluate, make_evaluator
-from programs.run import evaluation, train
-from programs.tracking.run_dir import RunDir
 from rlstack.acting.evaluator import Evaluation, EvaluatorConfig
+from rlstack.programs.cli.commands import main
+from rlstack.programs.cli.env_options import take_vary
+from rlstack.programs.components import opponents
+from rlstack.programs.components.best import BestCheckpoint
+from rlstack.programs.components.environments import make_evaluation_env
+from rlstack.programs.components.evaluation import evaluate, make_evaluator
+from rlstack.programs.run import evaluation, train
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.storage import checkpoint
 from tests.programs.hooks import own
 from tests.programs.running import metrics, ppo

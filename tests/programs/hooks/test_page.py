@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from programs.components.hooks import check_hooks
-from programs.experiment import from_json, to_json
-from programs.presets import preset
-from programs.run import train
-from programs.stop_config import StopConfig
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.programs.components.hooks import check_hooks
+from rlstack.programs.experiment import from_json, to_json
+from rlstack.programs.presets import preset
+from rlstack.programs.run import train
+from rlstack.programs.stop_config import StopConfig
 from rlstack.storage import checkpoint
 from tests.docs.pages import blocks
 from tests.programs import running

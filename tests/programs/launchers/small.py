@@ -3,9 +3,9 @@
 import threading
 import time
 
-from programs.graph import Graph
-from programs.nodes import base
-from programs.nodes.base import OVER, RUNNING, SAVING
+from rlstack.programs.graph import Graph
+from rlstack.programs.nodes import base
+from rlstack.programs.nodes.base import OVER, RUNNING, SAVING
 from rlstack.rpc import RemoteError, UnavailableError, remote
 
 POLL = 0.05  # seconds

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from programs.launchers import compiled
+from rlstack.programs.launchers import compiled
 from rlstack.storage import jsonl
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -51,7 +51,7 @@ def test_a_second_command_compiles_nothing_and_learns_the_same(home, tmp_path):
         directory = tmp_path / f"run{len(runs)}"
         options = ["--frames", "1000", "--log-period", "200", "--run-dir", str(directory)]
         done = subprocess.run(
-            [sys.executable, "-m", "programs", "train", "cartpole-ppo", *options],
+            [sys.executable, "-m", "rlstack", "train", "cartpole-ppo", *options],
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -79,7 +79,7 @@ def test_a_second_command_compiles_nothing_and_learns_the_same(home, tmp_path):
 @pytest.mark.parametrize(("words", "looks"), [(["presets"], False), (["eval", "none"], True)])
 def test_only_commands_that_compile_look_at_the_folder(home, words, looks):
     subprocess.run(
-        [sys.executable, "-m", "programs", *words], cwd=ROOT, capture_output=True, timeout=60
+        [sys.executable, "-m", "rlstack", *words], cwd=ROOT, capture_output=True, timeout=60
     )
     assert (home / "rlstack").exists() == looks
 

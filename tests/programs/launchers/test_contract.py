@@ -9,14 +9,14 @@ import time
 
 import pytest
 
-from programs.experiment import ProgramConfig
-from programs.launchers import processes, threads
-from programs.nodes.base import Setup
-from programs.nodes.failures import cause, read_failures
-from programs.presets import preset
-from programs.run import launch
-from programs.tracking.display import ProgressDisplay
-from programs.tracking.run_dir import RunDir
+from rlstack.programs.experiment import ProgramConfig
+from rlstack.programs.launchers import processes, threads
+from rlstack.programs.nodes.base import Setup
+from rlstack.programs.nodes.failures import cause, read_failures
+from rlstack.programs.presets import preset
+from rlstack.programs.run import launch
+from rlstack.programs.tracking.display import ProgressDisplay
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.types import EnvSpec
 from tests.programs.launchers.small import small
 from tests.programs.running import nothing_left
@@ -38,7 +38,7 @@ class Launcher:
         graph = small(self.directory, what, **changes)
         modules = [processes, threads]
         if self.how == "launchpad":
-            from programs.launchers.launchpad import launch as of_launchpad
+            from rlstack.programs.launchers.launchpad import launch as of_launchpad
 
             modules.append(of_launchpad)
         for module in modules:

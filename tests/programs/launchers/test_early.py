@@ -12,10 +12,10 @@ import time
 import psutil
 import pytest
 
-from programs import module_path
-from programs.launchers import launcher, processes
-from programs.nodes import supervisor
-from programs.tracking.run_dir import RunDir
+from rlstack.programs import module_path
+from rlstack.programs.launchers import launcher, processes
+from rlstack.programs.nodes import supervisor
+from rlstack.programs.tracking.run_dir import RunDir
 from tests.programs.running import nothing_left
 
 pytestmark = pytest.mark.timeout(90, method="thread")
@@ -105,7 +105,7 @@ def test_files_of_a_run_are_removed_even_if_the_launcher_still_imports(tmp_path,
 
 
 def test_a_command_that_fails_leaves_no_launcher(tmp_path):
-    command = [sys.executable, "-m", "programs", "train", "cartpole-ppo"]
+    command = [sys.executable, "-m", "rlstack", "train", "cartpole-ppo"]
     command += ["--topology", "distributed", "--no-such-option", "1"]
     (tmp_path / "temporary").mkdir()
     with nothing_left():

@@ -12,18 +12,20 @@ import time
 import psutil
 import pytest
 
-from programs import module_path, timing
-from programs.graph import Node
-from programs.launchers import launcher, local, wiring
-from programs.launchers.launchpad import supervised
-from programs.nodes import supervisor
-from programs.nodes.failures import read_failures
+from rlstack.programs import module_path, timing
+from rlstack.programs.graph import Node
+from rlstack.programs.launchers import launcher, local, wiring
+from rlstack.programs.launchers.launchpad import supervised
+from rlstack.programs.nodes import supervisor
+from rlstack.programs.nodes.failures import read_failures
 from tests.programs.running import nothing_left
 
 pytestmark = pytest.mark.timeout(60, method="thread")
 
 LATER = [pytest.mark.slow, pytest.mark.chosen]
-LAUNCHPAD = "import sys; from programs.launchers.launchpad.manager import main; sys.exit(main())"
+LAUNCHPAD = (
+    "import sys; from rlstack.programs.launchers.launchpad.manager import main; sys.exit(main())"
+)
 LAUNCHERS = [
     pytest.param(launcher.LOCAL, id="processes"),
     pytest.param(LAUNCHPAD, id="launchpad", marks=[pytest.mark.reference, *LATER]),
@@ -47,7 +49,7 @@ class Saver:
 # The same in a command, as Launchpad starts it.
 NODE = """
 import sys, threading
-from programs.launchers import node_process, signs
+from rlstack.programs.launchers import node_process, signs
 from tests.programs.launchers.test_ends import Saver
 stop = threading.Event()
 signs.give()

@@ -10,15 +10,15 @@ import time
 
 import pytest
 
-from programs import timing
-from programs.launchers import processes
-from programs.launchers.monitor import ProgramMonitor
-from programs.nodes.base import OVER, SAVING
-from programs.nodes.coordinator import Coordinator
-from programs.presets import preset
-from programs.tracking.display import ProgressDisplay
-from programs.tracking.run_dir import RunDir
-from programs.tracking.signals import StopSignals
+from rlstack.programs import timing
+from rlstack.programs.launchers import processes
+from rlstack.programs.launchers.monitor import ProgramMonitor
+from rlstack.programs.nodes.base import OVER, SAVING
+from rlstack.programs.nodes.coordinator import Coordinator
+from rlstack.programs.presets import preset
+from rlstack.programs.tracking.display import ProgressDisplay
+from rlstack.programs.tracking.run_dir import RunDir
+from rlstack.programs.tracking.signals import StopSignals
 from rlstack.rpc import serve, transports
 from rlstack.rpc.socket_filter import LOOPBACK
 from rlstack.storage.loggers import InMemoryLogger

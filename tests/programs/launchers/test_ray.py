@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from programs.experiment import ProgramConfig, from_json, to_json
-from programs.launchers.ray import cluster
-from programs.launchers.ray.nodes import RayNodes
-from programs.program_config import RayConfig
-from programs.run import launch
+from rlstack.programs.experiment import ProgramConfig, from_json, to_json
+from rlstack.programs.launchers.ray import cluster
+from rlstack.programs.launchers.ray.nodes import RayNodes
+from rlstack.programs.program_config import RayConfig
+from rlstack.programs.run import launch
 from tests.programs.clusters import wait_until_empty
 from tests.programs.running import dqn, params, ppo, run, same, series, threads
 
@@ -174,4 +174,4 @@ def test_code_is_sent_if_the_config_says_so(hosts):
             num_cpus=options["num_cpus"], runtime_env=options["runtime_env"]
         )
         found = ray.get(asks.remote(), timeout=60)
-    assert found == ["agents", "programs", "rlstack"]
+    assert found == ["rlstack"]

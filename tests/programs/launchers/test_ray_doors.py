@@ -9,9 +9,9 @@ import time
 import psutil
 import pytest
 
-from programs.experiment import ProgramConfig
-from programs.launchers.ray import cluster
-from programs.program_config import RayConfig
+from rlstack.programs.experiment import ProgramConfig
+from rlstack.programs.launchers.ray import cluster
+from rlstack.programs.program_config import RayConfig
 from tests.programs.clusters import VARIABLES
 from tests.programs.running import ppo, run
 from tests.rpc.test_socket_filter import can_connect, own_address

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from programs.experiment import ProgramConfig
-from programs.launchers.ray import cluster
-from programs.launchers.ray.runner import NodeRunner
-from programs.program_config import RayConfig
+from rlstack.programs.experiment import ProgramConfig
+from rlstack.programs.launchers.ray import cluster
+from rlstack.programs.launchers.ray.runner import NodeRunner
+from rlstack.programs.program_config import RayConfig
 from rlstack.rpc import versions
 from tests.programs.clusters import VARIABLES, wait_until_empty
 

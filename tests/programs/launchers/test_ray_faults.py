@@ -11,11 +11,11 @@ import time
 import numpy as np
 import pytest
 
-from programs.presets import preset
-from programs.program_config import RayConfig
-from programs.run import train
-from programs.run.launch import ProgramError
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.programs.presets import preset
+from rlstack.programs.program_config import RayConfig
+from rlstack.programs.run import train
+from rlstack.programs.run.launch import ProgramError
 from rlstack.storage import checkpoint
 from tests.programs.clusters import NODE, cluster, wait_until_empty
 from tests.programs.launched import FAST, Launched

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from programs import module_path
-from programs.components.environments import environment_spec
-from programs.launchers import compiled, launcher, local, processes, wiring
-from programs.launchers.launchpad import launch
-from programs.launchers.launchpad import titled as titled_script
-from programs.nodes.base import Setup
-from programs.sets import processes as sets
-from programs.topologies import graph_of
-from programs.tracking.run_dir import RunDir
+from rlstack.programs import module_path
+from rlstack.programs.components.environments import environment_spec
+from rlstack.programs.launchers import compiled, launcher, local, processes, wiring
+from rlstack.programs.launchers.launchpad import launch
+from rlstack.programs.launchers.launchpad import titled as titled_script
+from rlstack.programs.nodes.base import Setup
+from rlstack.programs.sets import processes as sets
+from rlstack.programs.topologies import graph_of
+from rlstack.programs.tracking.run_dir import RunDir
 from tests.programs.launched import FAST, Launched
 from tests.programs.running import nothing_left, ppo
 

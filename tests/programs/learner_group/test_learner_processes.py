@@ -7,13 +7,13 @@ import time
 import numpy as np
 import pytest
 
-from programs.experiment import ProgramConfig
-from programs.nodes.base import Setup
-from programs.nodes.group import shares
-from programs.presets import preset
-from programs.topologies import graph_of
-from programs.tracking.run_dir import RunDir
 from rlstack.learning.learner import LearnerConfig
+from rlstack.programs.experiment import ProgramConfig
+from rlstack.programs.nodes.base import Setup
+from rlstack.programs.nodes.group import shares
+from rlstack.programs.presets import preset
+from rlstack.programs.topologies import graph_of
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.storage import checkpoint
 from tests.programs.launched import FAST, Launched
 from tests.programs.running import metrics, nothing_left, series

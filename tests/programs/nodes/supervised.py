@@ -6,14 +6,14 @@ import subprocess
 import sys
 import time
 
-from programs import module_path, timing
-from programs.launchers.launchpad import supervised
+from rlstack.programs import module_path, timing
+from rlstack.programs.launchers.launchpad import supervised
 
 SAYS = "print(os.environ['RLSTACK_INCARNATION'], os.getpid(), flush=True)\n"
 WAITS = SAYS + "time.sleep(60)"
-TELLS = "from programs.nodes.supervisor import End, tell\n"
+TELLS = "from rlstack.programs.nodes.supervisor import End, tell\n"
 ENDS = TELLS + "tell(End(ordered=True))\n"
-SIGNS = "from programs.launchers import signs\nsigns.give()\n"
+SIGNS = "from rlstack.programs.launchers import signs\nsigns.give()\n"
 
 
 class Supervised:

@@ -8,14 +8,14 @@ import gymnasium
 import numpy as np
 import pytest
 
-from programs.env_config import EnvConfig
-from programs.nodes import actor, inference
-from programs.nodes.actor import EnvGauges, env_seed
-from programs.nodes.base import ProgramState, Setup
-from programs.presets import preset
-from programs.run import train
 from rlstack.acting.inferencer import Inferencer
 from rlstack.exploration import RunCounts
+from rlstack.programs.env_config import EnvConfig
+from rlstack.programs.nodes import actor, inference
+from rlstack.programs.nodes.actor import EnvGauges, env_seed
+from rlstack.programs.nodes.base import ProgramState, Setup
+from rlstack.programs.presets import preset
+from rlstack.programs.run import train
 from rlstack.storage import checkpoint
 from tests.programs.running import TOPOLOGIES, dqn, failures, nothing_left, run
 

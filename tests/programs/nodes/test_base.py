@@ -7,10 +7,10 @@ import time
 import numpy as np
 import pytest
 
-from programs.nodes import base
-from programs.nodes.base import OVER, RUNNING, SAVING, CoordinatorClient, ProgramState
-from programs.nodes.ending import EndedEarlyError, NodeLostError
-from programs.nodes.supervisor import INCARNATION
+from rlstack.programs.nodes import base
+from rlstack.programs.nodes.base import OVER, RUNNING, SAVING, CoordinatorClient, ProgramState
+from rlstack.programs.nodes.ending import EndedEarlyError, NodeLostError
+from rlstack.programs.nodes.supervisor import INCARNATION
 from rlstack.rpc import RemoteError, StoppedError, UnavailableError
 
 

@@ -8,14 +8,14 @@ import re
 import numpy as np
 import pytest
 
-from programs.experiment import to_json
-from programs.nodes.base import JUDGING, OVER, RUNNING, SAVING
-from programs.nodes.coordinator import Coordinator
-from programs.nodes.ending import NodeLostError
-from programs.presets import preset
-from programs.tracking.display import ProgressDisplay
-from programs.tracking.progress import Progress
-from programs.tracking.run_dir import RunDir
+from rlstack.programs.experiment import to_json
+from rlstack.programs.nodes.base import JUDGING, OVER, RUNNING, SAVING
+from rlstack.programs.nodes.coordinator import Coordinator
+from rlstack.programs.nodes.ending import NodeLostError
+from rlstack.programs.presets import preset
+from rlstack.programs.tracking.display import ProgressDisplay
+from rlstack.programs.tracking.progress import Progress
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.storage.loggers import InMemoryLogger
 
 
@@ -118,7 +118,7 @@ def test_the_last_words_of_an_earlier_incarnation_are_ignored(desk):
 def test_frames_that_are_lost_with_an_actor_are_those_of_unrolls_it_had_begun(desk, monkeypatch):
     """8 environments, unrolls of 32 steps; also the frames of the 0.2 s between two reports."""
     now = [100.0]
-    monkeypatch.setattr("programs.nodes.coordinator.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("rlstack.programs.nodes.coordinator.time.monotonic", lambda: now[0])
     desk.report(env_frames=0)
     now[0] += 10.0
     desk.report(env_frames=8 * (3 * 32 + 5))
@@ -132,7 +132,7 @@ def test_frames_that_are_lost_with_an_actor_are_those_of_unrolls_it_had_begun(de
 def test_rates_of_actors_add_up_to_the_rate_that_a_display_shows(tmp_path, monkeypatch):
     """Actors report at different moments; one is lost for 3 s, and starts again from 0 frames."""
     desk, now = Desk(tmp_path, frames=10**6), [100.0]
-    monkeypatch.setattr("programs.nodes.coordinator.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("rlstack.programs.nodes.coordinator.time.monotonic", lambda: now[0])
     display = ProgressDisplay(10**6, io.StringIO(), clock=lambda: now[0])
     speeds, began = {"actor/0": 100.0, "actor/1": 37.0, "actor/2": 400.0}, 105.0
     shown = []

@@ -6,11 +6,11 @@ import threading
 import jax
 import pytest
 
-from programs.components.agent import make_agent
-from programs.components.environments import make_env
-from programs.nodes.base import JUDGING, Setup
-from programs.nodes.evaluator import EvaluatorNode
-from programs.tracking.run_dir import RunDir
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.environments import make_env
+from rlstack.programs.nodes.base import JUDGING, Setup
+from rlstack.programs.nodes.evaluator import EvaluatorNode
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.rpc import codec
 from tests.programs.running import ppo
 
@@ -38,7 +38,7 @@ class Learner:
 
 @pytest.mark.timeout(60)
 def test_the_last_judgement_is_made_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("programs.timing.REPORT_PERIOD", 0.0)
+    monkeypatch.setattr("rlstack.programs.timing.REPORT_PERIOD", 0.0)
     experiment = ppo("heavy_env")
     with make_env(dataclasses.replace(experiment.env, num_envs=1), 0) as env:
         setup = Setup(experiment, RunDir(tmp_path), env.spec)

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from programs.nodes.ending import NodeLostError, end_of
-from programs.nodes.failures import cause, read_failures, restart_line
-from programs.nodes.heartbeat import Heartbeat
-from programs.nodes.supervisor import record_failure
-from programs.run import launch
 from rlstack.learning.learner import NonFiniteError
+from rlstack.programs.nodes.ending import NodeLostError, end_of
+from rlstack.programs.nodes.failures import cause, read_failures, restart_line
+from rlstack.programs.nodes.heartbeat import Heartbeat
+from rlstack.programs.nodes.supervisor import record_failure
+from rlstack.programs.run import launch
 from rlstack.replay import ReplayClosedError
 from rlstack.rpc import UnavailableError
 from rlstack.storage.checkpoint import CheckpointWriteError
@@ -121,7 +121,7 @@ class _Coordinator:
 
 @pytest.mark.timeout(30)
 def test_a_busy_node_shows_signs_of_life(monkeypatch):
-    monkeypatch.setattr("programs.timing.HEARTBEAT", 0.01)
+    monkeypatch.setattr("rlstack.programs.timing.HEARTBEAT", 0.01)
     heard, before = [], threading.active_count()
     heartbeat = Heartbeat(_Coordinator(heard), "learner")
     while len(heard) < 3:

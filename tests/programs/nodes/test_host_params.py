@@ -13,8 +13,8 @@ import time
 import numpy as np
 import pytest
 
-from programs.nodes.params import HostParams
 from rlstack.acting.params import ParamsPublisher, ParamsPuller, RemoteParams
+from rlstack.programs.nodes.params import HostParams
 from rlstack.rpc import RemoteObject, codec, remote, serve, transports
 from tests.rpc.nodes import becomes
 
@@ -115,7 +115,7 @@ def test_another_takes_over_if_one_ends_and_nobody_waits_for_one_that_hangs(tmp_
 
 def test_params_of_a_killed_program_are_removed_and_strangers_refused(tmp_path):
     code = (
-        "import sys, os; from programs.nodes.params import HostParams;"
+        "import sys, os; from rlstack.programs.nodes.params import HostParams;"
         "HostParams('old', lambda held: (1, b'x'), sys.argv[1]).get(-1); os._exit(0)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from programs.nodes.lock_step import ACT, STOP, WAIT, LockStepBarrier
+from rlstack.programs.nodes.lock_step import ACT, STOP, WAIT, LockStepBarrier
 
 pytestmark = pytest.mark.timeout(30)
 

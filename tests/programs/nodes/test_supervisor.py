@@ -10,10 +10,10 @@ import time
 import psutil
 import pytest
 
-from programs import module_path, timing
-from programs.launchers.launchpad import supervised
-from programs.nodes.failures import release_record, reserve_record
-from programs.nodes.supervisor import (
+from rlstack.programs import module_path, timing
+from rlstack.programs.launchers.launchpad import supervised
+from rlstack.programs.nodes.failures import release_record, reserve_record
+from rlstack.programs.nodes.supervisor import (
     PARENT,
     SIGNALLED,
     End,
@@ -155,7 +155,7 @@ def test_the_child_goes_when_its_supervisor_is_killed(start):
 def test_lines_of_many_writers_do_not_mix(tmp_path):
     path = tmp_path / "record"
     code = (
-        "import sys; from programs.nodes.supervisor import End, record_failure\n"
+        "import sys; from rlstack.programs.nodes.supervisor import End, record_failure\n"
         "end = End(reason='x' * 500)\n"
         "for i in range(200): record_failure(sys.argv[1], node=sys.argv[2], end=end)"
     )
@@ -179,7 +179,7 @@ def test_an_end_that_nobody_ordered_is_a_failure_whatever_its_code(start):
 def test_a_signal_to_the_child_alone_is_a_failure_also_if_it_ends_cleanly(start):
     """As when a daemon that watches memory sends SIGTERM: Launchpad's handler ends the node."""
     code = (
-        "from programs.nodes.supervisor import STOPPED, tell\n"
+        "from rlstack.programs.nodes.supervisor import STOPPED, tell\n"
         "signal.signal(signal.SIGTERM, lambda *_: (tell(STOPPED), os._exit(0)))\n"
     )
     supervisor = start(code + WAITS, max_restarts=0)
@@ -265,13 +265,13 @@ def test_a_full_disk_stops_neither_restarts_nor_the_record(tmp_path):
     code = (
         "import os, signal\n"
         "n = os.environ['RLSTACK_INCARNATION']\n"
-        "from programs.nodes.supervisor import End, tell\n"
+        "from rlstack.programs.nodes.supervisor import End, tell\n"
         "tell(End(reason='failure ' + n, traceback='x' * 5000) if n < '2' else End(ordered=True))"
     )
     times = " ".join(map(str, timing.RESTARTS))
     script = f"""
         mount -t tmpfs -o size=256k tmpfs {tmp_path} && cd {os.getcwd()} || exit 99
-        {sys.executable} -c 'from programs.nodes import failures as s
+        {sys.executable} -c 'from rlstack.programs.nodes import failures as s
 s.reserve_record("{tmp_path}/record")'
         cat /dev/zero > {tmp_path}/filler
         {sys.executable} -S {supervised.__file__} {tmp_path}/record actor/7 5 0 3 {times} \

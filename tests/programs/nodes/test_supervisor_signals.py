@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from programs.nodes import supervisor as supervisor_module
-from programs.nodes.supervisor import SIGNALLED
+from rlstack.programs.nodes import supervisor as supervisor_module
+from rlstack.programs.nodes.supervisor import SIGNALLED
 from tests.programs.nodes.supervised import ENDS, SAYS, SIGNS, TELLS, WAITS
 
 pytestmark = pytest.mark.timeout(60)
@@ -76,7 +76,7 @@ def test_a_signal_to_a_needed_child_alone_is_told_to_the_parent_while_it_saves(s
 
 def test_a_signal_to_a_child_that_may_be_restarted_only_restarts_it(start, ending):
     code = (
-        SIGNS + TELLS + "from programs.nodes.supervisor import STOPPED\n"
+        SIGNS + TELLS + "from rlstack.programs.nodes.supervisor import STOPPED\n"
         "signal.signal(signal.SIGTERM, lambda *_: (tell(STOPPED), os._exit(0)))\n"
         "if os.environ['RLSTACK_INCARNATION'] == '1': tell(End(ordered=True)); os._exit(0)\n"
     )

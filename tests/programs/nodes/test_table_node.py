@@ -6,9 +6,9 @@ import time
 import numpy as np
 import pytest
 
-from programs.experiment import from_json, to_json
-from programs.presets import preset
-from programs.topologies import graph_of
+from rlstack.programs.experiment import from_json, to_json
+from rlstack.programs.presets import preset
+from rlstack.programs.topologies import graph_of
 from rlstack.replay.served import ReplayService, checkpoints, table_files
 from tests.programs.launched import FAST, Launched
 from tests.programs.running import dqn, failures, nothing_left, params, ppo, r2d2, run, same, series
@@ -175,8 +175,8 @@ def test_a_sampler_of_ones_own_needs_the_table():
 
 
 def test_the_table_is_a_service_that_is_not_restarted(tmp_path):
-    from programs.nodes.base import Setup
-    from programs.tracking.run_dir import RunDir
+    from rlstack.programs.nodes.base import Setup
+    from rlstack.programs.tracking.run_dir import RunDir
     from rlstack.types import EnvSpec
 
     setup = Setup(with_table(ppo), RunDir(tmp_path), EnvSpec((), ()))

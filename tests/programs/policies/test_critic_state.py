@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 import rlstack
-from agents.ppo import PPOConfig
-from programs.experiment import EnvConfig, Experiment
-from programs.policies.export import export
-from programs.policies.greedy import greedy_function
-from programs.presets.registry import on_policy_replay
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.ppo import PPOConfig
 from rlstack.checks import WrongKindError
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.networks import NetworkConfig
+from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.policies.export import export
+from rlstack.programs.policies.greedy import greedy_function
+from rlstack.programs.presets.registry import on_policy_replay
 from tests.programs import running
 
 pytestmark = pytest.mark.timeout(120)

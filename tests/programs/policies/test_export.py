@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 import rlstack
-from programs.components.agent import make_agent
-from programs.components.environments import environment_spec
-from programs.experiment import to_json
-from programs.policies.export import export
-from programs.policies.greedy import greedy_function, row_by_row
-from programs.presets import preset
-from programs.tracking.run_dir import RunDir
 from rlstack.families.normalised import NormalisationConfig
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.environments import environment_spec
+from rlstack.programs.experiment import to_json
+from rlstack.programs.policies.export import export
+from rlstack.programs.policies.greedy import greedy_function, row_by_row
+from rlstack.programs.presets import preset
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.storage import checkpoint
 from tests.programs import running
 
@@ -30,7 +30,7 @@ import json, sys
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("rlstack", "agents", "programs", "haiku"):
+        if name.split(".")[0] in ("rlstack", "haiku"):
             raise ImportError(name)
 
 sys.meta_path.insert(0, Refuse())

@@ -14,11 +14,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from agents.ppo import PPOConfig
-from programs.cli import commands as cli
-from programs.experiment import EnvConfig, Experiment
-from programs.policies.play import find_game, play
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.ppo import PPOConfig
 from rlstack.entity import Categorical as CategoricalAction
 from rlstack.entity import (
     CategoricalMask,
@@ -32,6 +29,9 @@ from rlstack.entity.games import GAMES
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.networks import NetworkConfig
 from rlstack.networks.ragged.config import RaggedTransformerConfig
+from rlstack.programs.cli import commands as cli
+from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.policies.play import find_game, play
 from rlstack.replay import ReplayConfig
 from tests.programs import running
 
@@ -259,7 +259,7 @@ def test_the_command(monkeypatch, capsys, run_dir):
 @pytest.mark.timeout(90)
 def test_control_c_ends_cleanly():
     process = subprocess.Popen(
-        [sys.executable, "-m", "programs", "play", "xor"],
+        [sys.executable, "-m", "rlstack", "play", "xor"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip

@@ -9,12 +9,12 @@ import pytest
 from dm_env import specs
 
 import rlstack
-from programs.experiment import to_json
-from programs.run.evaluation import evaluate
 from rlstack.checks import WrongKindError
 from rlstack.entity.games import GAMES
 from rlstack.envs.toy import MemoryCue
 from rlstack.families.normalised import NormalisationConfig
+from rlstack.programs.experiment import to_json
+from rlstack.programs.run.evaluation import evaluate
 from rlstack.storage import checkpoint
 from tests.programs import running
 from tests.programs.policies.test_play import sweeper

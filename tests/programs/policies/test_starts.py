@@ -15,17 +15,17 @@ from gymnasium import spaces
 from rich.console import Console
 
 import rlstack
-from programs.components.environments import environment_spec
-from programs.experiment import EnvConfig
-from programs.policies.export import export
-from programs.policies.greedy import greedy_function
-from programs.policies.labels import Numbers
-from programs.policies.scene import bars_of
-from programs.policies.seats.asking import Asker
-from programs.policies.stage import Stage
-from programs.run.record import record
-from programs.serving.players import Players
 from rlstack.envs.values import from_zero
+from rlstack.programs.components.environments import environment_spec
+from rlstack.programs.experiment import EnvConfig
+from rlstack.programs.policies.export import export
+from rlstack.programs.policies.greedy import greedy_function
+from rlstack.programs.policies.labels import Numbers
+from rlstack.programs.policies.scene import bars_of
+from rlstack.programs.policies.seats.asking import Asker
+from rlstack.programs.policies.stage import Stage
+from rlstack.programs.run.record import record
+from rlstack.programs.serving.players import Players
 from rlstack.storage.datasets import Dataset, DatasetError, check_specs
 from rlstack.types import StepType, TimeStep
 from tests.programs import running

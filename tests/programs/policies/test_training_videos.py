@@ -7,10 +7,10 @@ import gymnasium
 import numpy as np
 import pytest
 
-from programs.policies import video
-from programs.presets import preset
-from programs.run import train
-from programs.run.plan import plan
+from rlstack.programs.policies import video
+from rlstack.programs.presets import preset
+from rlstack.programs.run import train
+from rlstack.programs.run.plan import plan
 from tests.fused.test_fused_run import ppo as fused_ppo
 from tests.programs import running
 from tests.programs.policies.test_watch import images
@@ -24,7 +24,7 @@ def gif(monkeypatch):
     """Videos are GIFs, as where PyAV is missing."""
     found = video.importlib.util.find_spec
     without = lambda name: None if name == "av" else found(name)  # noqa: E731
-    monkeypatch.setattr("programs.policies.video.importlib.util.find_spec", without)
+    monkeypatch.setattr("rlstack.programs.policies.video.importlib.util.find_spec", without)
 
 
 def filmed(topology, every=1, **changes):
@@ -155,7 +155,9 @@ def test_what_cannot_be_filmed_is_refused_before_the_run(tmp_path, monkeypatch):
     evaluator = dataclasses.replace(several.evaluator, video=1)
     with pytest.raises(ValueError, match=r"evaluator\.video must be 0 with policies"):
         plan(dataclasses.replace(several, evaluator=evaluator))
-    monkeypatch.setattr("programs.policies.video.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(
+        "rlstack.programs.policies.video.importlib.util.find_spec", lambda name: None
+    )
     with pytest.raises(ValueError, match="needs Pillow and PyAV, which the extra `video`"):
         train.run(filmed("single_process"), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from programs.__main__ import main
-from programs.policies.drawing import Drawer
-from programs.policies.policy import load
-from programs.policies.scene import bars_of
-from programs.policies.screen import open_screen
-from programs.policies.stage import Stage
-from programs.policies.watch import watch
+from rlstack.programs.__main__ import main
+from rlstack.programs.policies.drawing import Drawer
+from rlstack.programs.policies.policy import load
+from rlstack.programs.policies.scene import bars_of
+from rlstack.programs.policies.screen import open_screen
+from rlstack.programs.policies.stage import Stage
+from rlstack.programs.policies.watch import watch
 from tests.programs import running
 from tests.programs.policies.test_play import sweeper
 

@@ -5,19 +5,19 @@ import dataclasses
 import jax
 import numpy as np
 
-from agents.dqn import DQNConfig
-from agents.fixed import ScriptedConfig
-from agents.ppo import PPOConfig
-from programs.experiment import EnvConfig, Experiment
-from programs.member_config import HistoryConfig, MemberConfig
-from programs.presets.registry import on_policy_replay, transitions
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.dqn import DQNConfig
+from rlstack.agents.fixed import ScriptedConfig
+from rlstack.agents.ppo import PPOConfig
 from rlstack.networks import NetworkConfig
+from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.member_config import HistoryConfig, MemberConfig
+from rlstack.programs.presets.registry import on_policy_replay, transitions
 
 CHAIN = EnvConfig("rlstack.envs.seats.games:SupplyChain", num_envs=12, options={"weeks": 8})
 THROWS = EnvConfig("rlstack.envs.seats.games:RockPaperScissors", num_envs=8)
 DQN = DQNConfig(epsilon_frames=200)
-RULE = ScriptedConfig("agents.rules:order_up_to_base_stock")
+RULE = ScriptedConfig("rlstack.agents.rules:order_up_to_base_stock")
 DQN_REPLAY = transitions(8, max_size=500, min_size=40, updates_per_frame=0.1)
 PAST = MemberConfig(history=HistoryConfig(of="learner", period=16, max_versions=3))
 

@@ -5,14 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from agents.fixed import RandomConfig
-from agents.ppo import PPOConfig
-from programs.experiment import EnvConfig
-from programs.member_config import HistoryConfig, MemberConfig
-from programs.policy_sets.members import divide
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.fixed import RandomConfig
+from rlstack.agents.ppo import PPOConfig
 from rlstack.envs.cpp import library
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.experiment import EnvConfig
+from rlstack.programs.member_config import HistoryConfig, MemberConfig
+from rlstack.programs.policy_sets.members import divide
 from tests.programs import running
 from tests.programs.policies.seats import games
 from tests.programs.policy_sets import cases

@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from programs.member_config import MemberConfig
-from programs.policy_sets.loop import SeveralPolicies
-from programs.presets import preset
-from programs.run.single_process import SingleProcess
 from rlstack.acting.evaluator import by_policy
+from rlstack.programs.member_config import MemberConfig
+from rlstack.programs.policy_sets.loop import SeveralPolicies
+from rlstack.programs.presets import preset
+from rlstack.programs.run.single_process import SingleProcess
 from rlstack.storage import checkpoint
 from tests.programs.policy_sets.cases import chain, leaves_equal, selfplay, trained
 

@@ -7,20 +7,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from programs import timing
-from programs.member_config import HistoryConfig
-from programs.nodes.base import ProgramState
-from programs.nodes.coordinator import Coordinator
-from programs.nodes.several.learner import FollowingLearnerNode, LeadingLearnerNode
-from programs.nodes.several.parts import Part, PartFiles
-from programs.nodes.several.versions import CopiedVersions
-from programs.nodes.several.writer import RenewedWriter
-from programs.program_config import ProgramConfig
-from programs.run.launch import ProgramError
-from programs.stop_config import StopConfig
-from programs.tracking.progress import Progress
-from programs.tracking.run_dir import RunDir
 from rlstack.families.normalised import NormalisationConfig
+from rlstack.programs import timing
+from rlstack.programs.member_config import HistoryConfig
+from rlstack.programs.nodes.base import ProgramState
+from rlstack.programs.nodes.coordinator import Coordinator
+from rlstack.programs.nodes.several.learner import FollowingLearnerNode, LeadingLearnerNode
+from rlstack.programs.nodes.several.parts import Part, PartFiles
+from rlstack.programs.nodes.several.versions import CopiedVersions
+from rlstack.programs.nodes.several.writer import RenewedWriter
+from rlstack.programs.program_config import ProgramConfig
+from rlstack.programs.run.launch import ProgramError
+from rlstack.programs.stop_config import StopConfig
+from rlstack.programs.tracking.progress import Progress
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
 from rlstack.rpc import UnavailableError
 from rlstack.storage import checkpoint, checkpoint_record

@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 
-from agents.bc import BCConfig
-from agents.fixed import RandomConfig
-from agents.ppo import PPOConfig
-from programs.experiment import from_json, to_json
-from programs.member_config import HistoryConfig, MemberConfig
-from programs.policy_sets.members import divide
-from programs.presets import preset
+from rlstack.agents.bc import BCConfig
+from rlstack.agents.fixed import RandomConfig
+from rlstack.agents.ppo import PPOConfig
+from rlstack.programs.experiment import from_json, to_json
+from rlstack.programs.member_config import HistoryConfig, MemberConfig
+from rlstack.programs.policy_sets.members import divide
+from rlstack.programs.presets import preset
 from tests.programs.policy_sets.cases import CHAIN, DQN, PAST, RULE, chain, selfplay, small
 
 FIRST, SECOND = MemberConfig(seats=(0,)), MemberConfig(seats=("distributor", "factory"))

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from programs import timing
-from programs.nodes.base import OVER, RUNNING, SAVING, ProgramState
-from programs.nodes.coordinator import Coordinator
-from programs.nodes.ending import NodeLostError
-from programs.nodes.several.learner import FollowingLearnerNode, LeadingLearnerNode
-from programs.nodes.several.parts import Part, PartFiles, joined, part_of
-from programs.tracking.progress import Progress
-from programs.tracking.run_dir import RunDir
+from rlstack.programs import timing
+from rlstack.programs.nodes.base import OVER, RUNNING, SAVING, ProgramState
+from rlstack.programs.nodes.coordinator import Coordinator
+from rlstack.programs.nodes.ending import NodeLostError
+from rlstack.programs.nodes.several.learner import FollowingLearnerNode, LeadingLearnerNode
+from rlstack.programs.nodes.several.parts import Part, PartFiles, joined, part_of
+from rlstack.programs.tracking.progress import Progress
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.storage.loggers import InMemoryLogger
 from tests.programs.policy_sets.cases import chain
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from programs.program_config import RayConfig
-from programs.run import train
+from rlstack.programs.program_config import RayConfig
+from rlstack.programs.run import train
 from rlstack.storage import checkpoint
 from tests.programs.clusters import wait_until_empty
 from tests.programs.launchers.test_ray import placed

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 import rlstack
-from programs.cli import commands
-from programs.experiment import ProgramConfig, to_json
-from programs.member_config import MemberConfig
-from programs.policy_sets.members import resolved
-from programs.policy_sets.tournament import tournament
-from programs.run import plan, train
-from programs.tracking.result import read_result
-from programs.tracking.run_dir import RunDir
 from rlstack.acting.evaluator import by_policy
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.learning.learner import NonFiniteError
+from rlstack.programs.cli import commands
+from rlstack.programs.experiment import ProgramConfig, to_json
+from rlstack.programs.member_config import MemberConfig
+from rlstack.programs.policy_sets.members import resolved
+from rlstack.programs.policy_sets.tournament import tournament
+from rlstack.programs.run import plan, train
+from rlstack.programs.tracking.result import read_result
+from rlstack.programs.tracking.run_dir import RunDir
 from tests.programs.policy_sets.cases import CHAIN, DQN_REPLAY, PAST, RULE, chain, selfplay, small
 
 pytestmark = pytest.mark.timeout(180)

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 import rlstack
-from agents.ppo import PPOConfig
-from programs.experiment import EnvConfig
-from programs.member_config import MemberConfig
-from programs.policy_sets.tournament import tournament
-from programs.presets import preset
-from programs.run import train
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.ppo import PPOConfig
 from rlstack.envs.seats.connect_four import ConnectFour
 from rlstack.envs.seats.rock_paper_scissors import exploitability, payoffs
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.experiment import EnvConfig
+from rlstack.programs.member_config import MemberConfig
+from rlstack.programs.policy_sets.tournament import tournament
+from rlstack.programs.presets import preset
+from rlstack.programs.run import train
 from tests.programs import running
 from tests.programs.policy_sets import cases
 

@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from agents.rules import order_up_to_base_stock
-from programs.presets import preset
-from programs.program_config import ProgramConfig
+from rlstack.agents.rules import order_up_to_base_stock
 from rlstack.envs.seats.supply_chain import SupplyChain
+from rlstack.programs.presets import preset
+from rlstack.programs.program_config import ProgramConfig
 from tests.programs.running import run
 
 STATED = -19.5  # return of an episode; docs/policies.md has the means over seeds

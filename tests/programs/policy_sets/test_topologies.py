@@ -10,17 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from programs.components.environments import environment_spec
-from programs.components.restored import read_params
-from programs.experiment import from_json
-from programs.member_config import HistoryConfig, MemberConfig
-from programs.nodes.several.versions import CopiedVersions, KeptVersions
-from programs.policy_sets.members import divide
-from programs.policy_sets.tournament import tournament
-from programs.policy_sets.versions import read_versions
-from programs.run import train
-from programs.run.launch import ProgramError
 from rlstack.families.normalised import NormalisationConfig
+from rlstack.programs.components.environments import environment_spec
+from rlstack.programs.components.restored import read_params
+from rlstack.programs.experiment import from_json
+from rlstack.programs.member_config import HistoryConfig, MemberConfig
+from rlstack.programs.nodes.several.versions import CopiedVersions, KeptVersions
+from rlstack.programs.policy_sets.members import divide
+from rlstack.programs.policy_sets.tournament import tournament
+from rlstack.programs.policy_sets.versions import read_versions
+from rlstack.programs.run import train
+from rlstack.programs.run.launch import ProgramError
 from rlstack.storage import checkpoint
 from tests.programs.launched import FAST, Launched
 from tests.programs.policy_sets.cases import chain, leaves_equal, selfplay
@@ -227,8 +227,8 @@ def test_two_actors_in_lock_step_give_the_same_twice(tmp_path, monkeypatch):
     replay = dataclasses.replace(experiment.replay, batch_size=8, max_size=16)
     experiment = dataclasses.replace(experiment, replay=replay, checkpoint_period=400)
     results = [run(experiment, tmp_path / "one")]
-    monkeypatch.setattr("programs.timing.REPORT_PERIOD", 0.0)
-    monkeypatch.setattr("programs.timing.LEARNER_SAMPLE", 0.001)
+    monkeypatch.setattr("rlstack.programs.timing.REPORT_PERIOD", 0.0)
+    monkeypatch.setattr("rlstack.programs.timing.LEARNER_SAMPLE", 0.001)
     results.append(run(experiment, tmp_path / "two"))
     assert results[0].policies == results[1].policies
     assert same_policies(learned(tmp_path / "one"), learned(tmp_path / "two"))

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from programs.member_config import HistoryConfig
-from programs.policy_sets.history import VersionedInferencer
-from programs.policy_sets.versions import Versions
+from rlstack.programs.member_config import HistoryConfig
+from rlstack.programs.policy_sets.history import VersionedInferencer
+from rlstack.programs.policy_sets.versions import Versions
 from tests.agent_cases import FIRST, MID, random_timesteps
 from tests.families.test_frozen import Telling
 

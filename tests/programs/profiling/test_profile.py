@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from programs.profiling.profile import Profile, Updates
-from programs.profiling.summary import bottleneck, summary
-from programs.run import train
-from programs.tracking.run_dir import RunDir
+from rlstack.programs.profiling.profile import Profile, Updates
+from rlstack.programs.profiling.summary import bottleneck, summary
+from rlstack.programs.run import train
+from rlstack.programs.tracking.run_dir import RunDir
 from tests.programs import running
 
 pytestmark = pytest.mark.timeout(120)
@@ -68,7 +68,7 @@ def profiled(topology, run_dir, updates, *options):
     command += ["--program.num-actors", "1", "--program.num-inferencers", "1", "--frames", "12000"]
     command += ["--evaluator.episodes", "10", "--profile", updates, "--run-dir", str(run_dir)]
     done = subprocess.run(
-        [sys.executable, "-m", "programs", "train", *command, *options],
+        [sys.executable, "-m", "rlstack", "train", *command, *options],
         capture_output=True,
         text=True,
         timeout=110,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from programs.profiling.rates import FrameRates
+from rlstack.programs.profiling.rates import FrameRates
 
 
 def test_there_is_no_rate_before_there_are_frames():

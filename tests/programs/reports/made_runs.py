@@ -3,10 +3,10 @@
 import dataclasses
 import json
 
-from programs.experiment import to_json
-from programs.presets import preset
-from programs.tracking.result import Result
-from programs.tracking.run_dir import RunDir
+from rlstack.programs.experiment import to_json
+from rlstack.programs.presets import preset
+from rlstack.programs.tracking.result import Result
+from rlstack.programs.tracking.run_dir import RunDir
 
 
 def make_run(path, score, *, name="cartpole-ppo", env="CartPole-v1", seed=1, curve=None):

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from programs.cli.commands import main
-from programs.presets import preset
-from programs.reports import tables
-from programs.sets.members import RunSet
 from rlstack.math import intervals
+from rlstack.programs.cli.commands import main
+from rlstack.programs.presets import preset
+from rlstack.programs.reports import tables
+from rlstack.programs.sets.members import RunSet
 from tests.programs.reports.made_runs import make_run, make_runs
 
 A, B = [400.0, 450.0, 500.0, 380.0, 420.0], [100.0, 410.0, 300.0, 250.0, 200.0]

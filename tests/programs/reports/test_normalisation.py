@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from programs.reports.normalisation import ATARI, MUJOCO, from_words
+from rlstack.programs.reports.normalisation import ATARI, MUJOCO, from_words
 
 pytestmark = pytest.mark.one_lane
 

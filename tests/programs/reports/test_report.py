@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from programs.cli.commands import main
-from programs.reports.runs import read
-from programs.run import train
+from rlstack.programs.cli.commands import main
+from rlstack.programs.reports.runs import read
+from rlstack.programs.run import train
 from tests.programs.reports.made_runs import make_runs
 from tests.programs.run.test_train import small
 

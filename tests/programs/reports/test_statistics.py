@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from programs.reports import statistics
-from programs.reports.normalisation import from_words
-from programs.reports.runs import methods, read, read_groups
+from rlstack.programs.reports import statistics
+from rlstack.programs.reports.normalisation import from_words
+from rlstack.programs.reports.runs import methods, read, read_groups
 from tests.programs.reports.made_runs import make_run, make_runs
 
 pytestmark = pytest.mark.one_lane

@@ -8,16 +8,16 @@ import jax
 import numpy as np
 import pytest
 
-from programs.components.agent import make_agent
-from programs.components.environments import environment_spec
-from programs.components.replay import stored_spec
-from programs.components.seeds import acting_key, role_key, role_seed
-from programs.nodes.actor import env_config
-from programs.policy_sets.members import divide, share_games
-from programs.policy_sets.player import fixed_inferencer
 from rlstack.acting.actor import Actor, transition_spec
 from rlstack.acting.inferencer import Inferencer
 from rlstack.learning.learner import Learner
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.environments import environment_spec
+from rlstack.programs.components.replay import stored_spec
+from rlstack.programs.components.seeds import acting_key, role_key, role_seed
+from rlstack.programs.nodes.actor import env_config
+from rlstack.programs.policy_sets.members import divide, share_games
+from rlstack.programs.policy_sets.player import fixed_inferencer
 from rlstack.replay import InProcessReplay
 from tests.programs.policy_sets.test_topologies import LEARNING, chains, learned, same_policies
 from tests.programs.running import nothing_left, run, series

@@ -17,7 +17,7 @@ WORKERS = ("--env.type", "process", "--env.num-workers", "2")
 
 def interrupt(tmp_path, moment, *options):
     """Presses Ctrl-C in a new run; returns its exit code, what it said, and what it left."""
-    command = [sys.executable, "-m", "programs", "train", "cartpole-ppo", *options]
+    command = [sys.executable, "-m", "rlstack", "train", "cartpole-ppo", *options]
     command += ["--frames", "100000000", "--run-dir", str(tmp_path / f"run-{moment}")]
     temporary = tmp_path / f"temporary-{moment}"
     temporary.mkdir()

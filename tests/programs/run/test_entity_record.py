@@ -6,15 +6,15 @@ import io
 import numpy as np
 import pytest
 
-from agents.fixed import RandomConfig
-from programs.components.environments import make_evaluation_env
-from programs.experiment import EnvConfig, Experiment
-from programs.presets import preset
-from programs.presets.registry import on_policy_replay
-from programs.run import train
-from programs.run.record import record
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.fixed import RandomConfig
 from rlstack.networks import NetworkConfig, RaggedTransformerConfig
+from rlstack.programs.components.environments import make_evaluation_env
+from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.presets import preset
+from rlstack.programs.presets.registry import on_policy_replay
+from rlstack.programs.run import train
+from rlstack.programs.run.record import record
 from rlstack.storage.datasets import Dataset
 from rlstack.types import StepType
 

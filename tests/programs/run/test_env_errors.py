@@ -8,16 +8,16 @@ import sys
 
 import pytest
 
-from programs.__main__ import main
-from programs.callbacks import Callback
-from programs.components.agent import make_agent
-from programs.components.environments import make_env
-from programs.experiment import EnvConfig
-from programs.presets import preset
-from programs.run import train
-from programs.run.single_process import SingleProcess
 from rlstack.acting.evaluator import Evaluator, EvaluatorConfig
 from rlstack.checks import EnvCrash, EnvError, ExitError, WrongKindError
+from rlstack.programs.__main__ import main
+from rlstack.programs.callbacks import Callback
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.environments import make_env
+from rlstack.programs.experiment import EnvConfig
+from rlstack.programs.presets import preset
+from rlstack.programs.run import train
+from rlstack.programs.run.single_process import SingleProcess
 from rlstack.storage import checkpoint
 
 FAULTY = "tests.envs.faulty:Faulty"
@@ -221,7 +221,7 @@ def at_first(_num_envs):
         (
             {
                 "evaluator": EvaluatorConfig(
-                    episodes=10, period=200, factory=f"{HERE}FailingEvaluator"
+                    episodes=10, period=1200, factory=f"{HERE}FailingEvaluator"
                 )
             },
             True,

@@ -60,7 +60,7 @@ class Processor:
 
 def command(run_dir, *options):
     return [
-        *(sys.executable, "-m", "programs", "train", "cartpole-a2c", "--run-dir", str(run_dir)),
+        *(sys.executable, "-m", "rlstack", "train", "cartpole-a2c", "--run-dir", str(run_dir)),
         *("--env.name", f"{HERE}Hanging", "--env.type", "for_loop", "--env.num-envs", "2"),
         *("--frames", "1000000", *options),
     ]

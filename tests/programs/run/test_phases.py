@@ -2,8 +2,8 @@
 
 import contextlib
 
-from programs.run.single_process import SingleProcess
-from programs.tracking.periodic import PeriodicActions
+from rlstack.programs.run.single_process import SingleProcess
+from rlstack.programs.tracking.periodic import PeriodicActions
 from rlstack.storage.loggers import InMemoryLogger
 from tests.programs.running import ppo
 

@@ -14,15 +14,15 @@ import jax
 import numpy as np
 import pytest
 
-from programs.cli import commands as cli
-from programs.components.environments import make_evaluation_env
-from programs.experiment import EnvConfig, from_json, to_json
-from programs.presets import preset
-from programs.run import train
-from programs.run.offline import Offline, resolve_dataset
-from programs.run.record import record
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.families.normalised import NormalisationConfig
+from rlstack.programs.cli import commands as cli
+from rlstack.programs.components.environments import make_evaluation_env
+from rlstack.programs.experiment import EnvConfig, from_json, to_json
+from rlstack.programs.presets import preset
+from rlstack.programs.run import train
+from rlstack.programs.run.offline import Offline, resolve_dataset
+from rlstack.programs.run.record import record
 from rlstack.replay import ReplayConfig
 from rlstack.storage import checkpoint
 from rlstack.storage.datasets import Dataset, DatasetError
@@ -287,7 +287,7 @@ def test_agents_that_do_not_learn_are_evaluated(tmp_path):
 @pytest.mark.timeout(90)
 def test_a_signal_leaves_no_partial_dataset(expert, tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-m", "programs", "record", str(expert), "--frames", "1000000000",
+        [sys.executable, "-m", "rlstack", "record", str(expert), "--frames", "1000000000",
          "--out", str(tmp_path / "d")],
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip

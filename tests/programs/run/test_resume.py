@@ -14,12 +14,12 @@ import time
 import numpy as np
 import pytest
 
-from programs.cli.commands import main
-from programs.presets import preset
-from programs.run import train
-from programs.tracking.run_dir import RunDir
-from programs.tracking.run_lock import RunLockedError
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.programs.cli.commands import main
+from rlstack.programs.presets import preset
+from rlstack.programs.run import train
+from rlstack.programs.tracking.run_dir import RunDir
+from rlstack.programs.tracking.run_lock import RunLockedError
 from rlstack.storage import checkpoint, checkpoint_record, jsonl
 from tests.fused import test_fused_run as fused
 
@@ -221,7 +221,7 @@ def test_a_report_reads_metrics_after_a_full_disk(run_dir, caplog):
 @pytest.mark.timeout(150)
 def test_of_two_resumes_at_once_one_is_refused(run_dir):
     shutil.copy(run_dir / "result.json", run_dir.parent / "result.json")
-    command = [sys.executable, "-m", "programs", "train", "--resume", str(run_dir)]
+    command = [sys.executable, "-m", "rlstack", "train", "--resume", str(run_dir)]
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     first = subprocess.Popen([*command, "--frames", "100000000"], **pipes)
     try:

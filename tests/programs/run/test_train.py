@@ -14,18 +14,18 @@ import jax
 import numpy as np
 import pytest
 
-from programs.components.agent import make_agent
-from programs.components.environments import make_env
-from programs.components.replay import announce_replay
-from programs.experiment import EnvConfig, from_json, to_json
-from programs.presets import preset
-from programs.run import train
-from programs.run.single_process import SingleProcess
 from rlstack.acting.actor import transition_spec
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.learning.learner import NonFiniteError
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.environments import make_env
+from rlstack.programs.components.replay import announce_replay
+from rlstack.programs.experiment import EnvConfig, from_json, to_json
+from rlstack.programs.presets import preset
+from rlstack.programs.run import train
+from rlstack.programs.run.single_process import SingleProcess
 
 
 def small(name="cartpole-ppo", **changes):
@@ -227,7 +227,7 @@ def test_an_unwritable_run_directory_is_refused_at_once(tmp_path):
 def test_a_signal_saves_and_ends_with_its_exit_code(tmp_path, number, code):
     run_dir = tmp_path / "run"
     process = subprocess.Popen(
-        [sys.executable, "-m", "programs", "train", "cartpole-ppo", "--frames", "100000000",
+        [sys.executable, "-m", "rlstack", "train", "cartpole-ppo", "--frames", "100000000",
          "--log-period", "1000", "--run-dir", str(run_dir), "--env.type", "process",
          "--env.num-workers", "2"],
         stderr=subprocess.PIPE, text=True, start_new_session=True,

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 import rlstack
-from agents.ppo import PPOConfig
-from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import on_policy_replay
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.ppo import PPOConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.presets.registry import on_policy_replay
 from tests.programs import running
 
 pytestmark = pytest.mark.timeout(120)

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from programs.nodes.learner import LearnerNode
-from programs.policy_sets.loop import SeveralPolicies
-from programs.run.single_process import SingleProcess
+from rlstack.programs.nodes.learner import LearnerNode
+from rlstack.programs.policy_sets.loop import SeveralPolicies
+from rlstack.programs.run.single_process import SingleProcess
 
 
 class _Learner:

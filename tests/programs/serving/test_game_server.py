@@ -12,14 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from programs.policies.game_agent import team_from_run
-from programs.serving import game_server
-from programs.serving.game_server import GameServer
 from rlstack.entity.inverted import wire
 from rlstack.entity.inverted.client import Connection
 from rlstack.entity.inverted.errors import GameError
 from rlstack.entity.inverted.game import GroupAgent
 from rlstack.entity.spaces import EntityType, ObsSpace
+from rlstack.programs.policies.game_agent import team_from_run
+from rlstack.programs.serving import game_server
+from rlstack.programs.serving.game_server import GameServer
 from tests.entity.inverted import games
 from tests.entity.inverted.test_game_agent import BIDDING, Counted, leave_run
 
@@ -168,7 +168,7 @@ def test_the_end_does_not_wait_for_games_one_after_the_other(run_dir, monkeypatc
 @pytest.mark.slow
 @pytest.mark.chosen
 def test_games_are_told_when_the_command_ends(run_dir):
-    arguments = [sys.executable, "-m", "programs", "serve", str(run_dir), "--games"]
+    arguments = [sys.executable, "-m", "rlstack", "serve", str(run_dir), "--games"]
     started = subprocess.Popen(
         [*arguments, "127.0.0.1:0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -17,9 +17,9 @@ import pytest
 from dm_env import specs
 
 import rlstack
-from programs.cli import commands as cli
-from programs.serving.players import Players
-from programs.serving.policy_server import PolicyServer
+from rlstack.programs.cli import commands as cli
+from rlstack.programs.serving.players import Players
+from rlstack.programs.serving.policy_server import PolicyServer
 from rlstack.types import EnvSpec
 from tests.programs import running
 
@@ -360,7 +360,7 @@ class Structured:
 
 
 def test_structures_go_through_json(monkeypatch):
-    monkeypatch.setattr("programs.serving.players.Policy", Structured)
+    monkeypatch.setattr("rlstack.programs.serving.players.Policy", Structured)
     players = Players(Structured())
     seen = {"a": [1.0, 2.0], "b": [[3, None]]}
     assert players.act({"observation": seen, "reward": 0.5}) == {"action": {"x": [4.5, 5.5]}}
@@ -380,7 +380,7 @@ def test_structures_go_through_json(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.chosen
 def test_the_command_ends_with_ctrl_c_and_frees_its_port(balancing):
-    arguments = [sys.executable, "-m", "programs", "serve", str(balancing), "--port", "0"]
+    arguments = [sys.executable, "-m", "rlstack", "serve", str(balancing), "--port", "0"]
     started = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         first = started.stdout.readline()

@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from programs.presets import preset
-from programs.sets import members
-from programs.sets.members import RunSet, with_option
-from programs.tracking.run_dir import RunDirError
+from rlstack.programs.presets import preset
+from rlstack.programs.sets import members
+from rlstack.programs.sets.members import RunSet, with_option
+from rlstack.programs.tracking.run_dir import RunDirError
 
 pytestmark = pytest.mark.one_lane
 

@@ -12,20 +12,20 @@ import signal
 import numpy as np
 import pytest
 
-from programs.cli.commands import main
-from programs.populations import apart as members_apart
-from programs.populations import lineage, selection, train
-from programs.populations.population import PbtConfig, Population, draw, fitted, read
-from programs.populations.selection import Copy
-from programs.presets import preset
-from programs.run.train import Opened
-from programs.sets import loops
-from programs.sets.members import FailedRunsError
-from programs.stop_config import StopConfig
-from programs.sweeps.space import Choices, Range
-from programs.tracking.result import Result
-from programs.tracking.signals import Interrupted
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.programs.cli.commands import main
+from rlstack.programs.populations import apart as members_apart
+from rlstack.programs.populations import lineage, selection, train
+from rlstack.programs.populations.population import PbtConfig, Population, draw, fitted, read
+from rlstack.programs.populations.selection import Copy
+from rlstack.programs.presets import preset
+from rlstack.programs.run.train import Opened
+from rlstack.programs.sets import loops
+from rlstack.programs.sets.members import FailedRunsError
+from rlstack.programs.stop_config import StopConfig
+from rlstack.programs.sweeps.space import Choices, Range
+from rlstack.programs.tracking.result import Result
+from rlstack.programs.tracking.signals import Interrupted
 from rlstack.storage import checkpoint, checkpoint_parts
 from tests.fused.test_fused_run import dqn, ppo
 from tests.programs.running import metrics, nothing_left, params
@@ -286,8 +286,8 @@ def test_members_apart_get_all_budgets(tmp_path, monkeypatch, jobs):
             with opened(root / name, budgets):
                 yield name, ""
 
-    monkeypatch.setattr("programs.run.train.earlier_run", opened)
-    monkeypatch.setattr("programs.sets.processes.run", run)
+    monkeypatch.setattr("rlstack.programs.run.train.earlier_run", opened)
+    monkeypatch.setattr("rlstack.programs.sets.processes.run", run)
     monkeypatch.setattr(train, "_report", lambda *_: None)
     monkeypatch.setattr(members_apart, "read_result", lambda _: None)
     root = tmp_path / "population"

@@ -11,12 +11,12 @@ import time
 
 import pytest
 
-from programs.cli.commands import main
-from programs.run import train as single
-from programs.sets import processes, train
-from programs.sets.members import FailedRunsError, RunSet
-from programs.tracking.result import Result
-from programs.tracking.run_dir import RunDir
+from rlstack.programs.cli.commands import main
+from rlstack.programs.run import train as single
+from rlstack.programs.sets import processes, train
+from rlstack.programs.sets.members import FailedRunsError, RunSet
+from rlstack.programs.tracking.result import Result
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.storage import checkpoint
 from tests.fused.test_fused_run import ppo as fused
 from tests.programs.running import metrics, nothing_left, ppo
@@ -198,7 +198,7 @@ def test_an_interrupted_set_of_processes_saves_and_goes_on(tmp_path):
     args = [*small_args(root), "--jobs", "2"]
     args[args.index("--frames") + 1] = "10000000"
     args += ["--checkpoint-period", "1000"]
-    command = [sys.executable, "-m", "programs", "train"]
+    command = [sys.executable, "-m", "rlstack", "train"]
     for number in (signal.SIGINT, signal.SIGKILL):
         with nothing_left():
             process = subprocess.Popen([*command, *args], stderr=subprocess.DEVNULL)

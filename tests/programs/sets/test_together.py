@@ -9,14 +9,14 @@ import signal
 import numpy as np
 import pytest
 
-from agents.ppo import PPOConfig
-from programs.run import train as single
-from programs.sets import loops, train
-from programs.sets.members import FailedRunsError, RunSet
-from programs.tracking.signals import Interrupted
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.ppo import PPOConfig
 from rlstack.learning.learner import NonFiniteError
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.run import train as single
+from rlstack.programs.sets import loops, train
+from rlstack.programs.sets.members import FailedRunsError, RunSet
+from rlstack.programs.tracking.signals import Interrupted
 from rlstack.storage import checkpoint
 from tests.fused.test_fused_run import dqn, ppo
 from tests.programs.running import nothing_left, params, series

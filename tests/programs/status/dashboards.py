@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from programs.tracking.run_dir import RunDir
+from rlstack.programs.tracking.run_dir import RunDir
 
 RESULT = {
     "eval_return_mean": 9.0,
@@ -84,7 +84,7 @@ def ask_json(port, path):
 def command(*args):
     """Runs the command; yields its process and its port."""
     started = subprocess.Popen(
-        [sys.executable, "-m", "programs", "dashboard", *map(str, args)],
+        [sys.executable, "-m", "rlstack", "dashboard", *map(str, args)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

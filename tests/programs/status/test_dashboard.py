@@ -11,12 +11,12 @@ import threading
 
 import pytest
 
-from programs.cli import status as cli
-from programs.status import processes
-from programs.status.curves import Curves
-from programs.status.dashboard import Dashboard
-from programs.status.server import DashboardServer
-from programs.tracking.run_dir import RunDirError
+from rlstack.programs.cli import status as cli
+from rlstack.programs.status import processes
+from rlstack.programs.status.curves import Curves
+from rlstack.programs.status.dashboard import Dashboard
+from rlstack.programs.status.server import DashboardServer
+from rlstack.programs.tracking.run_dir import RunDirError
 from tests.programs.status.dashboards import (
     FOREIGN,
     RESULT,
@@ -219,7 +219,7 @@ def test_the_command_ends_with_ctrl_c_and_frees_its_port(runs):
     with command(runs, "--port", 0) as (started, port):
         assert len(ask_json(port, "/state.json")["runs"]) == 1
         busy = subprocess.run(
-            [sys.executable, "-m", "programs", "dashboard", str(runs), "--port", str(port)],
+            [sys.executable, "-m", "rlstack", "dashboard", str(runs), "--port", str(port)],
             capture_output=True,
             text=True,
             timeout=50,
@@ -258,6 +258,6 @@ def forbidden(_):
 
 
 def test_the_command_does_not_import_jax():
-    code = "import sys; from programs.cli import status; print('jax' in sys.modules)"
+    code = "import sys; from rlstack.programs.cli import status; print('jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
     assert done.stdout == "False\n", done.stderr

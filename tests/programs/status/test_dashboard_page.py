@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from programs.status.dashboard import Dashboard
-from programs.status.server import DashboardServer
+from rlstack.programs.status.dashboard import Dashboard
+from rlstack.programs.status.server import DashboardServer
 from tests.programs.status.browser import FOUND, browser
 from tests.programs.status.dashboards import finish, line, log, make_run
 

@@ -8,12 +8,12 @@ import sys
 import pytest
 from rich.console import Console
 
-from programs.cli import status as cli
-from programs.status import processes
-from programs.status.node_rows import NodeRows
-from programs.status.runs import STATES, RunReader, find_runs
-from programs.status.top import Top, show
-from programs.tracking.run_dir import RunDir, RunDirError
+from rlstack.programs.cli import status as cli
+from rlstack.programs.status import processes
+from rlstack.programs.status.node_rows import NodeRows
+from rlstack.programs.status.runs import STATES, RunReader, find_runs
+from rlstack.programs.status.top import Top, show
+from rlstack.programs.tracking.run_dir import RunDir, RunDirError
 from tests.programs.launched import FAST, Launched
 from tests.programs.status.dashboards import FOREIGN
 
@@ -202,7 +202,7 @@ def test_processes_are_found_by_their_titles(tmp_path):
 
 
 def test_the_command_does_not_import_jax(run):
-    code = "import sys; from programs.__main__ import main; code = main(sys.argv[1:]); "
+    code = "import sys; from rlstack.programs.__main__ import main; code = main(sys.argv[1:]); "
     code += "print('jax' in sys.modules, code)"
 
     def top(*args):

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-# The arguments are those of programs.sets.child, and the interpreter is that of the tests.
+# The arguments are those of rlstack.programs.sets.child, and the interpreter is that of the tests.
 MAIN = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import fake_trainer; "
 MAIN += "fake_trainer.main()"
 

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from programs.cli.commands import main
-from programs.sets import members
-from programs.sets import train as sets
-from programs.sweeps import search, sweep
-from programs.sweeps.space import Choices, Range
+from rlstack.programs.cli.commands import main
+from rlstack.programs.sets import members
+from rlstack.programs.sets import train as sets
+from rlstack.programs.sweeps import search, sweep
+from rlstack.programs.sweeps.space import Choices, Range
 from tests.docs.pages import ROOT, blocks
 from tests.programs.running import nothing_left
 
@@ -183,7 +183,7 @@ def test_the_lines_of_the_page_tune_the_learning_rate(tmp_path):
     small = " ".join(SMALL)
     text = re.sub(r"^(rlstack (?:sweep|train) \S+)", rf"\1 {small}", "\n".join(lines), flags=re.M)
     text = text.replace("--trials 20", "--trials 3").replace("pip install", ": pip install")
-    text = text.replace("rlstack ", f"{shlex.quote(sys.executable)} -m programs ")
+    text = text.replace("rlstack ", f"{shlex.quote(sys.executable)} -m rlstack ")
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),

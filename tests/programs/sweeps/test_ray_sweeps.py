@@ -5,14 +5,14 @@ import json
 
 import pytest
 
-from programs.experiment import ProgramConfig
-from programs.presets import preset
-from programs.program_config import RayConfig
-from programs.sets import processes
-from programs.sweeps import ray_hosts, search
-from programs.sweeps.space import Range
-from programs.sweeps.study import Study
-from programs.sweeps.sweep import Sweep
+from rlstack.programs.experiment import ProgramConfig
+from rlstack.programs.presets import preset
+from rlstack.programs.program_config import RayConfig
+from rlstack.programs.sets import processes
+from rlstack.programs.sweeps import ray_hosts, search
+from rlstack.programs.sweeps.space import Range
+from rlstack.programs.sweeps.study import Study
+from rlstack.programs.sweeps.sweep import Sweep
 from tests.programs.clusters import wait_until_empty
 from tests.programs.sweeps import fake_trainer
 

@@ -13,14 +13,14 @@ import time
 
 import pytest
 
-from programs.experiment import from_json
-from programs.presets import preset
-from programs.sets import members, processes
-from programs.sweeps import report, search
-from programs.sweeps.space import Range
-from programs.sweeps.study import Study
-from programs.sweeps.sweep import Sweep
-from programs.tracking.signals import Interrupted
+from rlstack.programs.experiment import from_json
+from rlstack.programs.presets import preset
+from rlstack.programs.sets import members, processes
+from rlstack.programs.sweeps import report, search
+from rlstack.programs.sweeps.space import Range
+from rlstack.programs.sweeps.study import Study
+from rlstack.programs.sweeps.sweep import Sweep
+from rlstack.programs.tracking.signals import Interrupted
 from tests.programs.reports.test_files import Page
 from tests.programs.running import nothing_left
 from tests.programs.sweeps import fake_trainer
@@ -168,8 +168,8 @@ def test_an_interrupted_sweep_goes_on(begin):
 
 KILLED = """
 import json, sys
-from programs.sets import processes
-from programs.sweeps import search
+from rlstack.programs.sets import processes
+from rlstack.programs.sweeps import search
 processes._MAIN = sys.argv[2]
 search.resume(sys.argv[1])
 """

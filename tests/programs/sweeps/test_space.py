@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from programs.presets import preset
-from programs.sweeps import space, sweep
-from programs.sweeps.space import Choices, Range, from_words
-from programs.sweeps.sweep import Sweep
-from programs.tracking.run_dir import RunDirError
+from rlstack.programs.presets import preset
+from rlstack.programs.sweeps import space, sweep
+from rlstack.programs.sweeps.space import Choices, Range, from_words
+from rlstack.programs.sweeps.sweep import Sweep
+from rlstack.programs.tracking.run_dir import RunDirError
 
 BASE = preset("cartpole-ppo")
 RATE = "agent.optimizer.learning_rate"

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from programs.presets import preset
-from programs.sweeps.space import Choices, Range
-from programs.sweeps.study import Study
-from programs.sweeps.sweep import Sweep
-from programs.tracking.run_dir import RunDir
+from rlstack.programs.presets import preset
+from rlstack.programs.sweeps.space import Choices, Range
+from rlstack.programs.sweeps.study import Study
+from rlstack.programs.sweeps.sweep import Sweep
+from rlstack.programs.tracking.run_dir import RunDir
 
 pytest.importorskip("optuna")
 

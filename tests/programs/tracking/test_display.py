@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from programs.tracking.display import ProgressDisplay
+from rlstack.programs.tracking.display import ProgressDisplay
 
 
 class Clock:
@@ -149,7 +149,7 @@ def test_bad_arguments():
 
 _ON_A_TERMINAL = """
 import sys
-from programs.tracking.display import ProgressDisplay
+from rlstack.programs.tracking.display import ProgressDisplay
 display = ProgressDisplay(100, sys.stderr)
 display.write(50, {"episode_return": 12.5, "loss": 0.5})
 if sys.argv[1] == "raise":
@@ -208,7 +208,7 @@ def test_a_terminal_shows_one_display_and_gets_its_cursor_back(mode):
 
 
 def test_a_phase_is_named_only_if_it_lasts(monkeypatch):
-    monkeypatch.setattr("programs.tracking.display._PHASE_SHOWN", 0.05)
+    monkeypatch.setattr("rlstack.programs.tracking.display._PHASE_SHOWN", 0.05)
     stream = io.StringIO()
     with ProgressDisplay(100, stream) as display:
         with display.phase("making 3 environments"):

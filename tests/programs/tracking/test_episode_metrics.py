@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from agents.ppo import PPOConfig
-from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import on_policy_replay
+from rlstack.agents.ppo import PPOConfig
+from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.presets.registry import on_policy_replay
 from tests.programs.running import TOPOLOGIES, metrics, nothing_left, run, series, small
 
 _LATER = [pytest.mark.slow, pytest.mark.chosen]

@@ -7,7 +7,7 @@ import heapq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from programs.tracking.frame_budget import FrameBudget
+from rlstack.programs.tracking.frame_budget import FrameBudget
 
 
 def simulate(frames, unroll, speeds, period=0.2, pause=0.01):

@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from agents.ppo import PPOConfig
-from programs.experiment import EnvConfig
+from rlstack.agents.ppo import PPOConfig
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.experiment import EnvConfig
 from tests.programs.running import TOPOLOGIES, nothing_left, ppo, run
 
 # Programs in threads handle signals, so the time limit must not need one.

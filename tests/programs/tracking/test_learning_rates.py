@@ -8,17 +8,17 @@ import re
 import numpy as np
 import pytest
 
-from agents.ppo import PPOConfig
-from agents.td3 import TD3Config
-from programs.experiment import EnvConfig
-from programs.fused_config import FusedConfig
-from programs.member_config import MemberConfig
-from programs.run import train
-from programs.sets import train as sets
-from programs.sets.members import RunSet
-from programs.tracking.endings import LearningRates, expected_frames
+from rlstack.agents.ppo import PPOConfig
+from rlstack.agents.td3 import TD3Config
 from rlstack.optimizers import OptimizerConfig
 from rlstack.optimizers.config import learning_rate
+from rlstack.programs.experiment import EnvConfig
+from rlstack.programs.fused_config import FusedConfig
+from rlstack.programs.member_config import MemberConfig
+from rlstack.programs.run import train
+from rlstack.programs.sets import train as sets
+from rlstack.programs.sets.members import RunSet
+from rlstack.programs.tracking.endings import LearningRates, expected_frames
 from rlstack.storage.loggers import JsonlLogger
 from tests.programs.policy_sets import cases
 from tests.programs.running import TOPOLOGIES, metrics, nothing_left, ppo, small

@@ -5,12 +5,12 @@ import subprocess
 import numpy as np
 import pytest
 
-from programs.presets import preset
-from programs.tracking import result
-from programs.tracking.periodic import PeriodicActions
-from programs.tracking.result import Result, read_result
-from programs.tracking.run_dir import RunDir
 from rlstack.acting.evaluator import Evaluation
+from rlstack.programs.presets import preset
+from rlstack.programs.tracking import result
+from rlstack.programs.tracking.periodic import PeriodicActions
+from rlstack.programs.tracking.result import Result, read_result
+from rlstack.programs.tracking.run_dir import RunDir
 
 
 def _git(root, *args):

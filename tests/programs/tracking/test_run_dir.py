@@ -10,8 +10,8 @@ import threading
 import numpy as np
 import pytest
 
-from programs.tracking import run_dir
-from programs.tracking.run_dir import RunDir, RunDirError
+from rlstack.programs.tracking import run_dir
+from rlstack.programs.tracking.run_dir import RunDir, RunDirError
 from rlstack.storage import checkpoint
 
 
@@ -128,8 +128,8 @@ def test_results_are_json_and_written_atomically(tmp_path, monkeypatch):
 @pytest.mark.timeout(60)
 def test_importing_run_dir_and_display_loads_neither_jax_nor_rich():
     code = (
-        "import io, sys, programs.tracking.run_dir, programs.tracking.display\n"
-        "shown = programs.tracking.display.ProgressDisplay(10, io.StringIO())\n"
+        "import io, sys, rlstack.programs.tracking.run_dir, rlstack.programs.tracking.display\n"
+        "shown = rlstack.programs.tracking.display.ProgressDisplay(10, io.StringIO())\n"
         "shown.write(1, {}); shown.close()\n"
         "sys.exit(str({'jax', 'rich', 'numpy'} & set(sys.modules)) if "
         "{'jax', 'rich', 'numpy'} & set(sys.modules) else 0)\n"

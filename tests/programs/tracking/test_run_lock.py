@@ -10,14 +10,14 @@ import sys
 
 import pytest
 
-from programs.tracking import run_lock
-from programs.tracking.run_dir import RunDir, RunDirError
-from programs.tracking.run_lock import ClaimLostError, RunLock, RunLockedError
+from rlstack.programs.tracking import run_lock
+from rlstack.programs.tracking.run_dir import RunDir, RunDirError
+from rlstack.programs.tracking.run_lock import ClaimLostError, RunLock, RunLockedError
 
 _HOLD = """
 import errno, fcntl, sys
 from pathlib import Path
-from programs.tracking import run_lock
+from rlstack.programs.tracking import run_lock
 def no_locks(*_): raise OSError(errno.ENOLCK, "no locks")
 if sys.argv[2] == "lease":
     fcntl.flock = no_locks

@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from programs.tracking.signals import StopSignals
+from rlstack.programs.tracking.signals import StopSignals
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -22,7 +22,7 @@ IN_C = (
 @contextlib.contextmanager
 def command(*body):
     """Runs code after `watch`, in a process; yields it when the code has printed "ready"."""
-    lines = ["from programs.tracking import signals", "signals.watch('train')", *body]
+    lines = ["from rlstack.programs.tracking import signals", "signals.watch('train')", *body]
     process = subprocess.Popen(
         [sys.executable, "-c", "\n".join(lines)],
         stdout=subprocess.PIPE,
@@ -169,7 +169,7 @@ print(bool(stack.start) and stack.size > 4096)
 MULTIPLIES = """
 import os, signal, time
 os.environ["XLA_FLAGS"] = ""
-from programs.components import xla
+from rlstack.programs.components import xla
 xla.configure(convolutions=False)
 import jax, numpy as np
 a, b = np.random.default_rng(0).standard_normal((2, 64, 2048), np.float32)
@@ -188,7 +188,7 @@ print("equal")
 
 def output(*body):
     """Returns what code prints in a process, which must succeed."""
-    code = ["from programs.tracking import signals", *body]
+    code = ["from rlstack.programs.tracking import signals", *body]
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(code)], capture_output=True, text=True, timeout=50
     )
@@ -208,7 +208,7 @@ def test_handlers_of_a_node_have_a_stack_of_their_own(tmp_path):
     command_line = [
         sys.executable,
         "-m",
-        "programs.launchers.launchpad.titled",
+        "rlstack.programs.launchers.launchpad.titled",
         "a title",
         str(script),
     ]

@@ -7,16 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from agents.fixed import ScriptedConfig
-from programs.components.agent import make_agent
-from programs.components.environments import environment_spec
-from programs.experiment import EnvConfig, to_json
-from programs.member_config import MemberConfig
-from programs.policy_sets.members import divide
-from programs.tracking.run_dir import RunDir
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.agents.fixed import ScriptedConfig
 from rlstack.envs.seats.game import GameStep, Seats
 from rlstack.envs.seats.turns import Ending, Turn, Turns
+from rlstack.programs.components.agent import make_agent
+from rlstack.programs.components.environments import environment_spec
+from rlstack.programs.experiment import EnvConfig, to_json
+from rlstack.programs.member_config import MemberConfig
+from rlstack.programs.policy_sets.members import divide
+from rlstack.programs.tracking.run_dir import RunDir
 from rlstack.storage import checkpoint
 from tests.programs.policy_sets import cases
 from tests.programs.policy_sets.cases import small

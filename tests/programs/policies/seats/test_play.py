@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 import rlstack
-from programs.__main__ import main
-from programs.policies.seats.play import play
 from rlstack.envs.seats.connect_four import ConnectFour
+from rlstack.programs.__main__ import main
+from rlstack.programs.policies.seats.play import play
 from tests.entity.inverted import test_game_agent as inverted
 from tests.programs import running
 from tests.programs.policies.seats import games

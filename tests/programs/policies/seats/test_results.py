@@ -2,8 +2,8 @@
 
 import pytest
 
-from programs.policies.seats.match import Game
-from programs.policies.seats.results import (
+from rlstack.programs.policies.seats.match import Game
+from rlstack.programs.policies.seats.results import (
     Episode,
     num_repeated,
     seatings,

@@ -7,12 +7,12 @@ import pytest
 from rich.console import Console
 
 import rlstack
-from programs.__main__ import main
-from programs.policies.seats.match import PolicyPlayer, play_game
-from programs.policies.seats.watch import watch
-from programs.policies.stage import Stage
-from programs.policy_sets.members import seat_names
 from rlstack.envs.seats.connect_four import ConnectFour
+from rlstack.programs.__main__ import main
+from rlstack.programs.policies.seats.match import PolicyPlayer, play_game
+from rlstack.programs.policies.seats.watch import watch
+from rlstack.programs.policies.stage import Stage
+from rlstack.programs.policy_sets.members import seat_names
 from tests.entity.inverted import test_game_agent as inverted
 from tests.programs import running
 from tests.programs.policies.seats import games
