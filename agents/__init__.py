@@ -1,12 +1,12 @@
 """Algorithms, one file each.
 
-To add one, write ``agents/NAME.py`` and decorate its agent with `register`: every module of this
-package is imported here, so there is no list to edit.
+To add one, write ``agents/NAME.py`` and decorate its agent with `register`. `AGENTS` finds the
+modules of this package, so there is no list to edit; it imports what is asked for.
 
 Pure.
 
-May import: rlstack, rlstack.distributions, rlstack.exploration, rlstack.families, rlstack.math,
-rlstack.networks, rlstack.specs.
+May import: rlstack, rlstack.configs, rlstack.distributions, rlstack.exploration, rlstack.families,
+rlstack.math, rlstack.networks, rlstack.specs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,5 @@ if __name__ != "rlstack.agents":  # from a checkout, where the folder is beside 
     raise ImportError("This package is rlstack.agents: import it by that name.")
 
 from rlstack.agents.registry import AGENTS, Entry, register
-from rlstack.references import import_modules
-
-import_modules(__name__, __path__)
 
 __all__ = ["AGENTS", "Entry", "register"]

@@ -71,6 +71,7 @@ class Fixed(Agent):
     """The base class of agents that do not learn."""
 
     has_priorities = False
+    learns = False
 
     def initial_params(self, rng_key: PRNGKey) -> Params:
         """Returns (): there is nothing to learn."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from rlstack import exploration
-from rlstack.agent import Agent
-from rlstack.networks import Network, NetworkConfig, PolicyAndCritic
+from rlstack.configs.exploration import PolicyConfig
+from rlstack.configs.network import NetworkConfig
+from rlstack.references import Sources
 
-AgentClass = TypeVar("AgentClass", bound=type[Agent])
+if TYPE_CHECKING:  # JAX is imported with the first agent
+    from rlstack.agent import Agent
+    from rlstack.exploration import Policy
+    from rlstack.networks import Network, PolicyAndCritic
+
+AgentClass = TypeVar("AgentClass", bound="type[Agent]")
 
 
 class Entry(NamedTuple):
@@ -17,19 +22,19 @@ class Entry(NamedTuple):
 
     agent: type[Agent]
     network: Callable[..., Network | PolicyAndCritic]
-    policy: Callable[[Any, int], exploration.Policy]
+    policy: Callable[[Any, int], Policy]
     offline: bool
     older_runtime: bool
     compares_with_acting: bool
 
-    def check(self, policy: exploration.PolicyConfig, network: NetworkConfig) -> None:
+    def check(self, policy: PolicyConfig, network: NetworkConfig) -> None:
         """Checks what the agent's loss excludes.
 
         Raises:
           ValueError: actions have other probabilities in acting than in learning, or there is no
               acting.
         """
-        if self.offline and policy != exploration.PolicyConfig():
+        if self.offline and policy != PolicyConfig():
             raise ValueError(
                 f"Experiment: policy must keep its defaults with {self.agent.__name__}, which "
                 f"learns from recorded data and does not act in training; got {policy}."
@@ -52,20 +57,58 @@ class Entry(NamedTuple):
             )
 
 
-AGENTS: dict[type, Entry] = {}  # by the class of the agent's config
+class Registry(MutableMapping[type, Entry]):
+    """The agents by the class of their config.
+
+    Who has a config has imported the module of its agent, so that a lookup imports nothing. `find`
+    imports the module of one agent, and iteration those of all.
+    """
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._entries: dict[type, Entry] = {}
+
+    def __getitem__(self, config: type) -> Entry:
+        return self._entries[config]
+
+    def __setitem__(self, config: type, entry: Entry) -> None:
+        self._entries[config] = entry
+
+    def __delitem__(self, config: type) -> None:
+        del self._entries[config]
+
+    def __iter__(self) -> Iterator[type]:
+        self._sources.import_all()
+        return iter(list(self._entries))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def find(self, name: str) -> type | None:
+        """Returns the config class of this name, of a registered agent; None if there is none."""
+        kinds = {kind.__name__: kind for kind in self._entries}
+        if name not in kinds:
+            self._sources.import_with(rf"class {name}\b")
+            kinds = {kind.__name__: kind for kind in self._entries}
+        return kinds.get(name)
 
 
-def sample(cfg: object, num_envs: int) -> exploration.Policy:
+AGENTS = Registry(Sources("rlstack.agents"))
+
+
+def sample(cfg: object, num_envs: int) -> Policy:
     """Returns the policy that draws actions from the agent's own distribution."""
     del cfg, num_envs
-    return exploration.Sample()
+    from rlstack.exploration import Sample
+
+    return Sample()
 
 
 def register(
     config: type,
     *,
     network: Callable[..., Network | PolicyAndCritic],
-    policy: Callable[[Any, int], exploration.Policy] = sample,
+    policy: Callable[[Any, int], Policy] = sample,
     offline: bool = False,
     older_runtime: bool = True,
     compares_with_acting: bool = False,

@@ -38,9 +38,9 @@ import psutil
 
 from benchmarks import coordinator, learner_group
 from benchmarks.topologies import Program
-from rlstack.programs import timing
-from rlstack.programs.experiment import ProgramConfig
-from rlstack.programs.presets import preset
+from rlstack.programs.config.experiment import ProgramConfig
+from rlstack.programs.config.presets import preset
+from rlstack.programs.session import timing
 from rlstack.rpc import transports
 
 NAME = "cluster_model"

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from rlstack.programs.nodes.coordinator import Coordinator
-from rlstack.programs.presets import preset
-from rlstack.programs.tracking.run_dir import RunDir
+from rlstack.programs.config.presets import preset
+from rlstack.programs.program.coordinator import Coordinator
+from rlstack.programs.session.run_dir import RunDir
 from rlstack.rpc import RemoteObject, serve, transports
 from rlstack.storage.loggers import Fanout
 

@@ -38,8 +38,8 @@ from rlstack.entity.games import GAMES
 from rlstack.entity.scripted import SCRIPTED_POLICIES
 from rlstack.envs import SyncEnv
 from rlstack.networks.ragged.entity_layout import read_layout
-from rlstack.programs.components import xla
-from rlstack.programs.presets import preset
+from rlstack.programs.build import xla
+from rlstack.programs.config.presets import preset
 from rlstack.replay import ReplayConfig
 from rlstack.types import PyTree, TimeStep
 

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlstack.configs.entities import PackingMode
 from rlstack.entity import ActionSpace, Categorical, EntityType, ObsSpace
 from rlstack.entity.padded import PaddedCodec
 from rlstack.networks import RaggedTransformerConfig
-from rlstack.networks.ragged.config import PackingMode
 from rlstack.networks.ragged.entity_layout import EntityLayout, lengths
 from rlstack.networks.ragged.packed_rows import PACKING, with_packing
 from rlstack.networks.ragged.transformer import ragged_transformer

@@ -7,7 +7,7 @@ for terminations; no checks for NaN, no agent states, logs of the loss and of re
 keeps the time rules, which makes one step more in each episode; such steps do not count as frames.
 The loops of DQN and SAC are in `benchmarks.fused_off_policy`. Each comparison has a process of its
 own, in which XLA has as many threads as `rlstack train` gives it
-(`rlstack.programs.components.xla`).
+(`rlstack.programs.build.xla`).
 
 The last line's `medians` have the seconds of compilation too, with the first update.
 
@@ -36,10 +36,10 @@ from rlstack.fused.loop import Limits
 from rlstack.jax_envs.libraries.from_gymnax import make_gymnax
 from rlstack.networks import NetworkConfig, actor_critic
 from rlstack.networks.layers import forms
-from rlstack.programs.components import xla
-from rlstack.programs.experiment import EnvConfig, Experiment
-from rlstack.programs.member_config import AgentConfig
-from rlstack.programs.presets.registry import on_policy_replay, transitions
+from rlstack.programs.build import xla
+from rlstack.programs.config.experiment import EnvConfig, Experiment
+from rlstack.programs.config.member_config import AgentConfig
+from rlstack.programs.config.presets.registry import on_policy_replay, transitions
 from rlstack.programs.run.fused import Fused
 from rlstack.replay import ReplayConfig
 from rlstack.types import Array, Params, PRNGKey, TimeStep

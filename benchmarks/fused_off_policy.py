@@ -18,7 +18,7 @@ import optax
 
 from rlstack.jax_envs.libraries.from_gymnax import make_gymnax
 from rlstack.networks import CriticInput, ensemble, policy_and_critic, q_network
-from rlstack.programs.experiment import Experiment
+from rlstack.programs.config.experiment import Experiment
 from rlstack.types import Array, PRNGKey, PyTree, TimeStep
 
 

@@ -5,7 +5,7 @@ networks, batches and unrolls, and as many updates for each frame. Only training
 without evaluations. rejax takes time limits for terminations. Ours keeps the time rules, which
 makes one step more in each episode; such steps do not count as frames. Each comparison has a
 process of its own, in which XLA has as many threads as `rlstack train` gives it
-(`rlstack.programs.components.xla`).
+(`rlstack.programs.build.xla`).
 
     pip install rejax 'gymnax<1'
     python -m benchmarks.fused_rejax [--quick]
@@ -28,9 +28,9 @@ from rlstack.agents.ppo import PPOConfig
 from rlstack.agents.sac import SACConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
-from rlstack.programs.components import xla
-from rlstack.programs.experiment import EnvConfig, Experiment
-from rlstack.programs.presets.registry import on_policy_replay, transitions
+from rlstack.programs.build import xla
+from rlstack.programs.config.experiment import EnvConfig, Experiment
+from rlstack.programs.config.presets.registry import on_policy_replay, transitions
 from rlstack.replay import ReplayConfig
 
 TARGET = 1.2

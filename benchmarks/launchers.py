@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 from benchmarks.report import Result, alternate
 from benchmarks.topologies import running
-from rlstack.acting.evaluator import EvaluatorConfig
-from rlstack.programs.experiment import Experiment, ProgramConfig, Topology
-from rlstack.programs.presets import preset
+from rlstack.configs.acting import EvaluatorConfig
+from rlstack.programs.config.experiment import Experiment, ProgramConfig, Topology
+from rlstack.programs.config.presets import preset
 from rlstack.rpc import transports
 
 NAME = "launchers"

@@ -38,14 +38,15 @@ import jax
 import numpy as np
 
 from rlstack.acting.actor import transition_spec
+from rlstack.configs.learner import LearnerConfig
 from rlstack.devices import group
 from rlstack.learning.divided import averages
-from rlstack.learning.learner import Learner, LearnerConfig
+from rlstack.learning.learner import Learner
 from rlstack.networks import NetworkConfig
-from rlstack.programs.components.agent import make_agent
-from rlstack.programs.components.environments import environment_spec
-from rlstack.programs.experiment import Experiment
-from rlstack.programs.presets import preset
+from rlstack.programs.build.agent import make_agent
+from rlstack.programs.build.environments import environment_spec
+from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.config.presets import preset
 from rlstack.replay import Sample
 from rlstack.rpc.socket_filter import LOOPBACK
 from rlstack.types import Batch
@@ -254,7 +255,7 @@ def _child(index: int, processes: int, parts: int, meeting: str, name: str, seco
 
 
 def _with_votes(learner: Learner, sample: Sample, joined: group.Group) -> Callable[[], Any]:
-    """Returns an update with votes as `rlstack.programs.nodes.group` makes it."""
+    """Returns an update with votes as `rlstack.programs.program.data_parallel` makes it."""
     if learner.carries_votes:
         return lambda: learner.step_if_all(sample, (1, 1, 0, 0))
     return lambda: (joined.agree(1, 1, 0), learner.step(sample))

@@ -34,16 +34,16 @@ from rlstack.agents.ppo import PPO
 from rlstack.agents.r2d2 import R2D2
 from rlstack.agents.sac import SAC
 from rlstack.agents.td3 import TD3
-from rlstack.families.normalised import NormalisationConfig
+from rlstack.configs.normalisation import NormalisationConfig
 from rlstack.families.policy_gradient import PolicyGradientAgent
 from rlstack.families.q_learning import QLearning
 from rlstack.learning.learner import Learner
 from rlstack.optimizers import component_optimizer
-from rlstack.programs.components import xla
-from rlstack.programs.components.agent import make_agent
-from rlstack.programs.components.environments import make_env
-from rlstack.programs.experiment import Experiment
-from rlstack.programs.presets import preset
+from rlstack.programs.build import xla
+from rlstack.programs.build.agent import make_agent
+from rlstack.programs.build.environments import make_env
+from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.config.presets import preset
 from rlstack.types import Batch, EnvSpec, Params, PyTree, TimeStep, Transition
 
 TARGET = 1 / 1.2

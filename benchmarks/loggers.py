@@ -35,13 +35,14 @@ import psutil
 from benchmarks.children import Child, answer, children
 from benchmarks.report import Comparison, Result, alternate, rate
 from benchmarks.single_process import UNROLL, Ours, Setting, experiment
-from rlstack.programs.components import xla
-from rlstack.programs.experiment import Experiment, to_json
-from rlstack.programs.tracking.display import ProgressDisplay
-from rlstack.programs.tracking.own_loggers import READY, TRACKERS
-from rlstack.programs.tracking.periodic import PeriodicActions
-from rlstack.programs.tracking.progress import Progress, open_logs
-from rlstack.programs.tracking.run_dir import RunDir
+from rlstack.programs.build import xla
+from rlstack.programs.config.encoding import to_json
+from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.session.display import ProgressDisplay
+from rlstack.programs.session.own_loggers import READY, TRACKERS
+from rlstack.programs.session.periodic import PeriodicActions
+from rlstack.programs.session.progress import Progress, open_logs
+from rlstack.programs.session.run_dir import RunDir
 from rlstack.references import load_hook
 from rlstack.storage.loggers import Fanout, Logger
 
@@ -264,7 +265,7 @@ def _watch(what: str, folder: Path) -> None:
 def _top(folder: Path) -> Callable[[], object]:
     from rich.console import Console
 
-    from rlstack.programs.status.top import Top
+    from rlstack.programs.tools.status.top import Top
 
     top, console = Top([folder]), Console(file=io.StringIO(), width=200, force_terminal=True)
     return lambda: console.print(top.render())
@@ -272,8 +273,8 @@ def _top(folder: Path) -> Callable[[], object]:
 
 def _page(folder: Path) -> Callable[[], object]:
     """Returns a look at the data of the dashboard, as its page asks for them."""
-    from rlstack.programs.status.dashboard import Dashboard
-    from rlstack.programs.status.server import DashboardServer
+    from rlstack.programs.tools.status.dashboard import Dashboard
+    from rlstack.programs.tools.status.server import DashboardServer
 
     server = DashboardServer(Dashboard(folder), 0)
     threading.Thread(target=server.serve_forever, daemon=True).start()

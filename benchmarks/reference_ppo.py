@@ -23,7 +23,7 @@ from rlstack.agents.ppo import PPOConfig
 from rlstack.envs.cpp import library
 from rlstack.networks import NetworkConfig, actor_critic
 from rlstack.optimizers import OptimizerConfig
-from rlstack.programs.experiment import EnvConfig
+from rlstack.programs.config.experiment import EnvConfig
 from rlstack.types import Array, Params, PyTree, TimeStep
 
 Updated = tuple[Params, optax.OptState, Array]  # the array is the loss

@@ -28,10 +28,10 @@ from benchmarks.report import Result, Timed, Timers, alternate, rate
 from rlstack.agents.ppo import PPOConfig
 from rlstack.networks import NetworkConfig
 from rlstack.networks.layers import forms
-from rlstack.programs.components import xla
-from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.build import xla
+from rlstack.programs.config.experiment import EnvConfig, Experiment
 from rlstack.programs.run.single_process import SingleProcess
-from rlstack.programs.tracking.periodic import PeriodicActions
+from rlstack.programs.session.periodic import PeriodicActions
 from rlstack.replay import ReplayConfig
 from rlstack.storage import allocator
 

@@ -31,7 +31,7 @@ from unittest import mock
 
 from benchmarks.report import Result, alternate
 from benchmarks.topologies import start_seconds
-from rlstack.programs.launchers import compiled
+from rlstack.programs.program.launch import compiled
 from rlstack.rpc import transports
 
 NAME = "starts"

@@ -37,13 +37,14 @@ from typing import Any, Literal, NamedTuple
 from benchmarks import topologies_learner, topologies_service
 from benchmarks.children import Child, answer
 from benchmarks.report import Comparison, Result, alternate
-from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.agents.ppo import PPOConfig
+from rlstack.configs.acting import EvaluatorConfig
 from rlstack.networks import NetworkConfig
-from rlstack.programs.experiment import EnvConfig, Experiment, ProgramConfig, from_json, to_json
-from rlstack.programs.presets import preset
+from rlstack.programs.config.encoding import from_json, to_json
+from rlstack.programs.config.experiment import EnvConfig, Experiment, ProgramConfig
+from rlstack.programs.config.presets import preset
 from rlstack.programs.run import train
-from rlstack.programs.tracking.signals import Interrupted
+from rlstack.programs.session.signals import Interrupted
 from rlstack.replay import ReplayConfig
 from rlstack.rpc import transports
 

@@ -18,11 +18,11 @@ from benchmarks.children import Child, answer, children
 from benchmarks.report import Comparison, Timed, Timers, alternate, rate
 from rlstack.acting.actor import transition_spec
 from rlstack.learning.learner import Learner
-from rlstack.programs.components import cores, xla
-from rlstack.programs.components.agent import make_agent
-from rlstack.programs.components.environments import make_env
-from rlstack.programs.experiment import Experiment
-from rlstack.programs.presets import preset
+from rlstack.programs.build import cores, xla
+from rlstack.programs.build.agent import make_agent
+from rlstack.programs.build.environments import make_env
+from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.config.presets import preset
 from rlstack.replay import InProcessReplay, ReplayConfig
 from rlstack.replay.reverb import ReverbReplayBuffer, ReverbServer
 from rlstack.replay.served import ReplayService, ServedReplayBuffer

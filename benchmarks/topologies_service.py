@@ -24,13 +24,13 @@ from benchmarks import bare
 from benchmarks.children import Child, answer, children, requests
 from benchmarks.report import Comparison, alternate
 from rlstack.agent import Agent
-from rlstack.programs.components.agent import make_agent
-from rlstack.programs.components.environments import make_env
-from rlstack.programs.experiment import EnvConfig, Experiment, ProgramConfig
-from rlstack.programs.nodes.base import Setup
-from rlstack.programs.nodes.inference import InferenceNode
-from rlstack.programs.presets import preset
-from rlstack.programs.tracking.run_dir import RunDir
+from rlstack.programs.build.agent import make_agent
+from rlstack.programs.build.environments import make_env
+from rlstack.programs.config.experiment import EnvConfig, Experiment, ProgramConfig
+from rlstack.programs.config.presets import preset
+from rlstack.programs.program.base import Setup
+from rlstack.programs.program.inference import InferenceNode
+from rlstack.programs.session.run_dir import RunDir
 from rlstack.rpc import RemoteObject, codec, serve, transports
 from rlstack.types import AgentOut, Array, EnvSpec, Params, TimeStep
 

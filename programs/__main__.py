@@ -13,8 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from rlstack.programs import module_path
-from rlstack.programs.tracking import signals
+from rlstack.programs.session import module_path, signals
 
 USAGE = """\
 usage: rlstack COMMAND ...
@@ -93,12 +92,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return status.top(rest) if command == "top" else status.dashboard(rest)
     if argv is None and command in _COMPILING:
-        from rlstack.programs.launchers import compiled
+        from rlstack.programs.program.launch import compiled
 
         compiled.keep()
     with contextlib.ExitStack() as stack:
         if argv is None and command == "train":
-            from rlstack.programs.launchers import launcher
+            from rlstack.programs.program.launch import launcher
 
             if launcher.is_needed(rest):
                 stack.enter_context(launcher.early())
@@ -113,6 +112,8 @@ def _run(command: str, args: list[str], in_own_process: bool) -> int:
     try:
         with module_path.imported_for_good() if in_own_process else contextlib.nullcontext():
             from rlstack.programs.cli import commands
+
+            commands.find(command)
     except ImportError as error:
         if os.environ.get("RLSTACK_TRACEBACK"):
             raise

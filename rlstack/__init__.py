@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rlstack.acting.actor import Actor
-    from rlstack.acting.evaluator import Evaluator, EvaluatorConfig
-    from rlstack.acting.inference import InferencerConfig
-    from rlstack.acting.inference_service import InferenceService, ServiceConfig
+    from rlstack.acting.evaluator import Evaluator
+    from rlstack.acting.inference_service import InferenceService
     from rlstack.acting.inferencer import Inferencer
     from rlstack.agent import Agent, EpochAgent
+    from rlstack.configs.acting import EvaluatorConfig, InferencerConfig, ServiceConfig
+    from rlstack.configs.learner import LearnerConfig
+    from rlstack.configs.replay import ReplayConfig
     from rlstack.envs import AsyncEnv, SyncEnv
-    from rlstack.learning.learner import Learner, LearnerConfig
+    from rlstack.learning.learner import Learner
     from rlstack.networks import Network
-    from rlstack.programs.policies.policy import load
-    from rlstack.replay import InProcessReplay, ReplayBuffer, ReplayConfig, SharedMemReplayBuffer
+    from rlstack.programs.build.policies.policy import load
+    from rlstack.replay import InProcessReplay, ReplayBuffer, SharedMemReplayBuffer
     from rlstack.replay.reverb import ReverbReplayBuffer, ReverbServer
     from rlstack.types import (
         Batch,
@@ -47,27 +49,27 @@ _MODULES = {
     "EnvSpec": "rlstack.types",
     "EpochAgent": "rlstack.agent",
     "Evaluator": "rlstack.acting.evaluator",
-    "EvaluatorConfig": "rlstack.acting.evaluator",
+    "EvaluatorConfig": "rlstack.configs.acting",
     "InProcessReplay": "rlstack.replay",
     "InferenceService": "rlstack.acting.inference_service",
     "Inferencer": "rlstack.acting.inferencer",
-    "InferencerConfig": "rlstack.acting.inference",
+    "InferencerConfig": "rlstack.configs.acting",
     "Learner": "rlstack.learning.learner",
-    "LearnerConfig": "rlstack.learning.learner",
+    "LearnerConfig": "rlstack.configs.learner",
     "LearnerOutput": "rlstack.types",
     "Network": "rlstack.networks",
     "ReplayBuffer": "rlstack.replay",
-    "ReplayConfig": "rlstack.replay",
+    "ReplayConfig": "rlstack.configs.replay",
     "ReverbReplayBuffer": "rlstack.replay.reverb",
     "ReverbServer": "rlstack.replay.reverb",
-    "ServiceConfig": "rlstack.acting.inference_service",
+    "ServiceConfig": "rlstack.configs.acting",
     "SharedMemReplayBuffer": "rlstack.replay",
     "StepType": "rlstack.types",
     "SyncEnv": "rlstack.envs",
     "TimeStep": "rlstack.types",
     "Trajectory": "rlstack.types",
     "Transition": "rlstack.types",
-    "load": "rlstack.programs.policies.policy",
+    "load": "rlstack.programs.build.policies.policy",
 }
 
 __all__ = [

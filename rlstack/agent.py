@@ -99,6 +99,9 @@ class Agent(abc.ABC):
     # It counts only in the class that states it, because a subclass may have another loss.
     averages: bool = False
 
+    # Whether learning changes it; False for agents that follow a rule or act at random.
+    learns: bool = True
+
     # Whether `learner_step` returns priorities of the batch's items. Without them a prioritized
     # sampler draws all items alike, so programs refuse it.
     has_priorities: bool = True

@@ -50,11 +50,20 @@ class Checked:
             self.require(field, abs(getattr(self, field)) < math.inf, "finite")
 
 
+def are_distinct(indices: Sequence[int]) -> bool:
+    """Whether these can be indices of devices: at least 0, and each at most once."""
+    return len(set(indices)) == len(indices) and min(indices, default=0) >= 0
+
+
 class EnvError(ValueError):
     """An environment breaks the rules of its interface, so restarting it does not help."""
 
 
-class EnvCrash(RuntimeError):  # noqa: N818 (it crashed; the message has the error)
+class ReportedError(RuntimeError):
+    """An error whose message says where it happened; commands print it as it is."""
+
+
+class EnvCrash(ReportedError):  # noqa: N818 (it crashed; the message has the error)
     """An environment raised an exception or does not answer; the message names the environment."""
 
 
@@ -70,7 +79,7 @@ class ActionKindError(WrongKindError):
     """An environment's action is of a kind that an agent cannot take."""
 
 
-class ExitError(RuntimeError):
+class ExitError(ReportedError):
     """A function that a run calls raised SystemExit, or another error that is no `Exception`."""
 
 
@@ -147,11 +156,12 @@ def is_config(value: object) -> bool:
 def hints_of(config: Any) -> dict[str, Any]:
     """Returns the types of the fields of a dataclass, by name."""
     kind: Any = type(config)
-    return _hints_of(kind)
+    return hints_of_class(kind)
 
 
 @functools.cache
-def _hints_of(kind: Any) -> dict[str, Any]:
+def hints_of_class(kind: Any) -> dict[str, Any]:
+    """Returns the types of the fields of a class of dataclasses, by name."""
     hints = typing.get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 

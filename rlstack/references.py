@@ -8,7 +8,9 @@ import importlib.util
 import inspect
 import pickle
 import pkgutil
+import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
 
@@ -22,21 +24,39 @@ else:
     Hook = str
 
 
-# Names of packages in files of versions before 0.2, and their names today.
-RENAMED = {"agents": "rlstack.agents", "programs": "rlstack.programs"}
+# Names of modules and packages in files of version 0.1, and their names today; the first that fits
+# counts.
+RENAMED = {
+    "agents": "rlstack.agents",
+    "programs.callbacks": "rlstack.programs.session.callbacks",
+    "programs.components": "rlstack.programs.build",
+    "programs.env_config": "rlstack.programs.config.env_config",
+    "programs.experiment": "rlstack.programs.config.experiment",
+    "programs.member_config": "rlstack.programs.config.member_config",
+    "programs.policies.policy": "rlstack.programs.build.policies.policy",
+    "programs.policies": "rlstack.programs.tools",
+    "programs.policy_sets": "rlstack.programs.build.policies",
+    "programs.presets": "rlstack.programs.config.presets",
+    "programs.reports": "rlstack.programs.tools.report",
+    "programs.tracking": "rlstack.programs.session",
+    "programs": "rlstack.programs",
+}
 
 
 def renamed(module: str) -> str:
     """Returns a module's name of today, if the stack had this module under an older name."""
-    top, _, rest = module.partition(".")
-    new = f"{RENAMED.get(top, top)}.{rest}"
-    if top not in RENAMED or not rest:
-        return module
+    for old, new in RENAMED.items():
+        if f"{module}.".startswith(f"{old}."):
+            today = new + module[len(old) :]
+            return today if _exists(today) and module not in ("agents", "programs") else module
+    return module
+
+
+def _exists(module: str) -> bool:
     try:
-        found = importlib.util.find_spec(new)
-    except ModuleNotFoundError:  # a package around it
-        found = None
-    return module if found is None else new  # else it is the user's
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a package around it does not exist
+        return False
 
 
 def import_named(module: str) -> ModuleType:
@@ -172,12 +192,31 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     return f" Did you mean {', '.join(prefix + k for k in near)}?" if near else ""
 
 
-def import_modules(package: str, path: Iterable[str]) -> None:
-    """Imports every module of a package, in alphabetical order, so that each registers itself.
+class Sources:
+    """The modules of a package in which each registers what it has, found by their text.
 
-    Args:
-      package: the package's name.
-      path: its ``__path__``.
+    So nobody keeps a list of them, and only those that are asked for are imported.
     """
-    for module in sorted(found.name for found in pkgutil.iter_modules(path)):
-        importlib.import_module(f"{package}.{module}")
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+        self._texts: dict[str, str] = {}  # by module, in alphabetical order
+
+    def texts(self) -> Mapping[str, str]:
+        """Returns the source of each module, by its name."""
+        if not self._texts:
+            for path in importlib.import_module(self._package).__path__:
+                for module in sorted(found.name for found in pkgutil.iter_modules([path])):
+                    text = Path(path, f"{module}.py").read_text(encoding="utf-8")
+                    self._texts[f"{self._package}.{module}"] = text
+        return self._texts
+
+    def import_with(self, pattern: str) -> None:
+        """Imports the modules with a line that begins with this regular expression."""
+        for module, text in self.texts().items():
+            if re.search(rf"^{pattern}", text, re.MULTILINE):
+                importlib.import_module(module)
+
+    def import_all(self) -> None:
+        """Imports every module, in alphabetical order."""
+        self.import_with("")

@@ -13,8 +13,9 @@ from dm_env import specs
 import tests.agents
 from rlstack.agent import Agent, EpochAgent
 from rlstack.agents import AGENTS
+from rlstack.configs.normalisation import NormalisationConfig
 from rlstack.exploration import Greedy
-from rlstack.families.normalised import NormalisationConfig, normalised
+from rlstack.families.normalised import normalised
 from rlstack.families.policy_gradient import PolicyGradientAgent
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig

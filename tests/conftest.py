@@ -27,7 +27,7 @@ os.environ["XLA_FLAGS"] = (
 import jax
 import pytest
 
-from rlstack.programs.components import xla
+from rlstack.programs.build import xla
 
 pytest_plugins = ["tests.scheduling"]
 

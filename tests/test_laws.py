@@ -17,9 +17,13 @@ ROOT = Path(__file__).resolve().parent.parent
 # The folders of the one package. The last two are linked into the first: see `_module`.
 FOLDERS = ("rlstack", "agents", "programs")
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+# Budgets. One that is passed fails its test; lower it when the code gets below it.
 MAX_FILE, MAX_FUNCTION, MAX_MODULES = 700, 60, 20
+MAX_ROOMS, MAX_FLOORS, MAX_ARROWS = 9, 8, 34  # of `programs`
+CONFIG_FILES, CONFIG_LINES = 25, 2500  # that importing the config of an experiment reads
+TRAIN_FILES = 225  # that `rlstack train cartpole-ppo` imports
 # These folders have one file per algorithm, family of presets, or game, so they may grow.
-ONE_FILE_EACH = {"agents", "programs/presets", "rlstack/entity/games", "tests/agents"}
+ONE_FILE_EACH = {"agents", "programs/config/presets", "rlstack/entity/games", "tests/agents"}
 
 # A room is a package whose docstring ends with what it may import; a package without that line
 # belongs to the room around it. A room that says "Pure." holds functions over arrays, without
@@ -34,15 +38,15 @@ HEAVY = {
     "craftax": r"rlstack/jax_envs/libraries/from_craftax\.py",
     "envpool": r"rlstack/envs/cpp/library\.py",
     "reverb": r"rlstack/replay/reverb/binding\.py",
-    "launchpad": r"(programs/launchers/launchpad/\w+|rlstack/rpc/courier)\.py",
+    "launchpad": r"(programs/program/launch/launchpad/\w+|rlstack/rpc/courier)\.py",
     "courier": r"rlstack/rpc/courier\.py",
     "zmq": r"rlstack/rpc/zmq/\w+\.py",
     "equinox": r"rlstack/networks/adapters\.py",
     "flax": r"(?!)",
     "gymnax": r"rlstack/jax_envs/libraries/from_gymnax\.py",
     "jaxmarl": r"rlstack/jax_envs/libraries/from_jaxmarl\.py",
-    "optuna": r"programs/sweeps/study\.py",
-    "ray": r"programs/launchers/ray/\w+\.py",
+    "optuna": r"programs/study/optuna\.py",
+    "ray": r"programs/program/launch/ray/\w+\.py",
     "tyro": r"programs/cli/\w+\.py",
     "tensorflow": r"(?!)",
     "tensorflow_probability": r"(?!)",
@@ -141,6 +145,68 @@ def test_the_laws_of_rooms_have_no_circle():
     while ground := {n for n, (_, allowed) in open_rooms.items() if not allowed & set(open_rooms)}:
         open_rooms = {name: room for name, room in open_rooms.items() if name not in ground}
     assert open_rooms == {}
+
+
+def test_programs_has_few_rooms_floors_and_arrows():
+    rooms = {
+        name: {other for other in allowed if other.startswith("rlstack.programs.")}
+        for name, (_, allowed) in _rooms(ROOT).items()
+        if name.startswith("rlstack.programs.")
+    }
+
+    def floor(name):
+        return 1 + max(map(floor, rooms[name]), default=0)
+
+    assert 0 < len(rooms) <= MAX_ROOMS
+    assert max(map(floor, rooms)) <= MAX_FLOORS
+    assert sum(map(len, rooms.values())) <= MAX_ARROWS
+
+
+def _read_by(start):
+    """The files that importing a file reads, by the imports at the top of modules."""
+    by_module = {".".join(_module(path)): path for path in SOURCES}
+    seen, todo = set(), [start]
+    while todo:
+        path = todo.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        names = {".".join(_module(path)[:n]) for n in range(1, len(_module(path)) + 1)}
+        for node in _tree(path).body:
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        todo += [by_module[name] for name in names if name in by_module]
+    return seen
+
+
+def test_the_config_of_an_experiment_imports_no_implementation():
+    read = _read_by(ROOT / "programs" / "config" / "experiment.py")
+    assert 10 < len(read) <= CONFIG_FILES
+    assert sum(len(path.read_text().splitlines()) for path in read) <= CONFIG_LINES
+    code = "import sys; from rlstack.programs.config import encoding; "
+    code += "from rlstack.programs.config.presets import PRESETS; "
+    done = _python(code + "print(len(PRESETS) > 50, {'jax', 'numpy.random'} & set(sys.modules))")
+    assert done.stdout.startswith("True"), done.stderr
+    assert "jax" not in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.timeout(100)
+def test_training_imports_little_that_it_does_not_use(tmp_path):
+    small = ["--frames", "600", "--evaluator.episodes", "2", "--evaluator.num-envs", "2"]
+    arguments = ["train", "cartpole-ppo", *small, "--run-dir", str(tmp_path / "run")]
+    done = _python(
+        "import sys; from rlstack.programs.__main__ import main\n"
+        f"code = main({arguments})\n"
+        "found = [name for name in sys.modules if name.split('.')[0] == 'rlstack']\n"
+        "print(code, len(found))\n"
+    )
+    code, files = done.stdout.split()[-2:]
+    assert code == "0", done.stderr
+    assert 50 < int(files) <= TRAIN_FILES
 
 
 def test_rooms_import_all_that_they_say():

@@ -10,8 +10,8 @@ import pytest
 from rlstack.agents.ppo import PPO
 from rlstack.agents.sac import SACParams
 from rlstack.envs.factory import resolve
-from rlstack.programs import own_modules
-from rlstack.programs.experiment import Experiment
+from rlstack.programs.config import own_modules
+from rlstack.programs.config.experiment import Experiment
 from rlstack.references import import_named, load_object, renamed, unpickled
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,6 +22,10 @@ ROOT = Path(__file__).resolve().parents[1]
     [
         ("agents.ppo", "rlstack.agents.ppo"),
         ("programs.run.train", "rlstack.programs.run.train"),
+        ("programs.experiment", "rlstack.programs.config.experiment"),
+        ("programs.policies.policy", "rlstack.programs.build.policies.policy"),
+        ("programs.policies.export", "rlstack.programs.tools.export"),
+        ("programs.presets.ppo", "rlstack.programs.config.presets.ppo"),
         ("agents.my_own", "agents.my_own"),
         ("programs.no.such", "programs.no.such"),
         ("agents", "agents"),

@@ -20,8 +20,8 @@ import dataclasses
 import gymnasium
 from rlstack.agents import register
 from rlstack.agents.ppo import PPO, PPOConfig
-from rlstack.programs.experiment import EnvConfig
-from rlstack.programs.presets.registry import like, preset
+from rlstack.programs.config.experiment import EnvConfig
+from rlstack.programs.config.presets.registry import like, preset
 from rlstack.networks import actor_critic
 
 def make_env(**options):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accelerator.parts import FULL, MORE, QUICK, Part
-from rlstack.programs.tracking.result import git_commit
+from rlstack.programs.session.result import git_commit
 from rlstack.storage import files
 
 _CHILD = "benchmarks.accelerator.child"

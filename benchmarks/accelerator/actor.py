@@ -13,11 +13,11 @@ from benchmarks.accelerator.settings import experiment_of, spec_of
 from benchmarks.learners import random_timestep
 from benchmarks.report import alternate, at_once, rate
 from rlstack.acting.actor import transition_spec
-from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inferencer import Inferencer
 from rlstack.acting.params import FixedParams
 from rlstack.agent import Agent
-from rlstack.programs.components.agent import make_agent
+from rlstack.configs.acting import InferencerConfig
+from rlstack.programs.build.agent import make_agent
 from rlstack.types import Params, TimeStep
 
 Act = Callable[[], Any]  # acts once and waits for the actions

@@ -23,10 +23,10 @@ from benchmarks.report import alternate, rate
 from rlstack.acting.actor import transition_spec
 from rlstack.envs import AsyncEnv
 from rlstack.learning.learner import Learner
-from rlstack.programs.components import xla
-from rlstack.programs.components.agent import make_agent
-from rlstack.programs.env_config import EnvConfig
-from rlstack.programs.experiment import Experiment
+from rlstack.programs.build import xla
+from rlstack.programs.build.agent import make_agent
+from rlstack.programs.config.env_config import EnvConfig
+from rlstack.programs.config.experiment import Experiment
 
 
 def learner(name: str, quick: bool) -> Found:

@@ -21,8 +21,8 @@ from rlstack.acting.actor import transition_spec
 from rlstack.acting.inferencer import Inferencer
 from rlstack.acting.params import FixedParams
 from rlstack.agent import Agent
-from rlstack.programs.components.agent import make_agent
-from rlstack.programs.experiment import Experiment
+from rlstack.programs.build.agent import make_agent
+from rlstack.programs.config.experiment import Experiment
 from rlstack.storage import checkpoint
 from rlstack.types import EnvSpec, PyTree
 

@@ -14,10 +14,11 @@ from benchmarks.learners import random_timestep
 from benchmarks.report import at_once
 from rlstack.acting.actor import transition_spec
 from rlstack.acting.batches import padded_sizes
-from rlstack.acting.inference_service import InferenceService, ServiceConfig
+from rlstack.acting.inference_service import InferenceService
 from rlstack.acting.inferencer import Inferencer
 from rlstack.acting.params import FixedParams
-from rlstack.programs.components.agent import make_agent
+from rlstack.configs.acting import ServiceConfig
+from rlstack.programs.build.agent import make_agent
 from rlstack.types import TimeStep
 
 

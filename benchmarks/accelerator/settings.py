@@ -8,12 +8,12 @@ import numpy as np
 from dm_env import specs
 
 from rlstack.agents.ppo import PPOConfig
-from rlstack.programs.components.environments import environment_spec
-from rlstack.programs.env_config import EnvConfig
-from rlstack.programs.experiment import Experiment
-from rlstack.programs.presets import preset
-from rlstack.programs.presets.registry import on_policy_replay
-from rlstack.programs.program_config import Topology
+from rlstack.programs.build.environments import environment_spec
+from rlstack.programs.config.env_config import EnvConfig
+from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.config.presets import preset
+from rlstack.programs.config.presets.registry import on_policy_replay
+from rlstack.programs.config.program_config import Topology
 from rlstack.types import EnvSpec
 
 _MANY = 4096  # environments of compiled programs

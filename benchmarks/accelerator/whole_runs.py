@@ -15,12 +15,12 @@ from typing import Any
 import jax
 
 from benchmarks.accelerator.settings import experiment_of, for_many_cores, in_topology
-from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.acting.inferencer import Inferencer
-from rlstack.programs.experiment import Experiment
-from rlstack.programs.program_config import Topology
+from rlstack.configs.acting import EvaluatorConfig
+from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.config.program_config import Topology
+from rlstack.programs.config.stop_config import StopConfig
 from rlstack.programs.run import train
-from rlstack.programs.stop_config import StopConfig
 
 Found = dict[str, Any]
 

@@ -6,17 +6,17 @@ held-out scenarios.
 
 from __future__ import annotations
 
-from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.agents.a2c import A2CConfig
 from rlstack.agents.ddpg import DDPGConfig
 from rlstack.agents.dqn import DQNConfig
 from rlstack.agents.fixed import ScriptedConfig
 from rlstack.agents.ppo import PPOConfig
-from rlstack.families.normalised import NormalisationConfig
+from rlstack.configs.acting import EvaluatorConfig
+from rlstack.configs.normalisation import NormalisationConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
-from rlstack.programs.experiment import EnvConfig, Experiment
-from rlstack.programs.presets.registry import (
+from rlstack.programs.config.experiment import EnvConfig, Experiment
+from rlstack.programs.config.presets.registry import (
     falling,
     on_policy,
     on_policy_replay,

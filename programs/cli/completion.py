@@ -11,8 +11,8 @@ from tyro.conf import Positional
 
 from rlstack.programs.cli import component_options
 from rlstack.programs.cli.options import parse
-from rlstack.programs.experiment import Experiment
-from rlstack.programs.presets import PRESETS, preset
+from rlstack.programs.config.experiment import Experiment, agents_of
+from rlstack.programs.config.presets import PRESETS, preset
 
 # zsh and bash have the same function: zsh's bashcompinit runs functions for bash.
 _SCRIPT = """\
@@ -50,16 +50,13 @@ class CompletionOptions:
     """The shell that reads the script."""
 
 
-def main(args: Sequence[str], commands: Sequence[str], train_options: Sequence[str]) -> int:
-    """Prints the script; returns the exit code.
+def main(args: Sequence[str]) -> int:
+    """Prints the script; returns the exit code."""
+    from rlstack.programs.cli import commands, train
 
-    Args:
-      args: of the command.
-      commands: the names of all commands.
-      train_options: options of ``rlstack train`` that are not those of an experiment.
-    """
     chosen = parse(CompletionOptions, "rlstack completion", args)
-    print(script(chosen.shell, commands, train_options), end="")
+    names = [*commands.COMMANDS, "top", "dashboard", "doctor"]
+    print(script(chosen.shell, names, train.option_names()), end="")
     return 0
 
 
@@ -85,7 +82,8 @@ def script(shell: str, commands: Sequence[str], train_options: Sequence[str]) ->
 
 def option_names(experiment: Experiment) -> list[str]:
     """Returns the names of the options that change an experiment, as the parser makes them."""
-    return [f"--{name}" for name in _names(component_options.fill_all(experiment))]
+    with agents_of(experiment):
+        return [f"--{name}" for name in _names(component_options.fill_all(experiment))]
 
 
 def _names(config: Any, prefix: str = "") -> Iterator[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlstack.optimizers import component_fields, require_component
 from rlstack.programs.cli.options import UsageError
-from rlstack.programs.experiment import Experiment
+from rlstack.programs.config.experiment import Experiment
 
 _OPTION = re.compile(r"--agent\.([\w-]+)[-_]optimizer\.([\w-]+)")
 

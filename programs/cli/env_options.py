@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from rlstack.programs.env_config import Option
-from rlstack.programs.experiment import Experiment
+from rlstack.programs.config.env_config import Option
+from rlstack.programs.config.experiment import Experiment
 
 
 def join(args: Sequence[str], experiment: Experiment) -> tuple[list[str], Experiment]:

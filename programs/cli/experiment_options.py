@@ -11,8 +11,9 @@ import tyro
 
 from rlstack.programs.cli import component_options, env_options, help
 from rlstack.programs.cli.options import parse
-from rlstack.programs.experiment import Experiment, from_json
-from rlstack.programs.presets import describe, preset
+from rlstack.programs.config.encoding import from_json
+from rlstack.programs.config.experiment import Experiment, agents_of
+from rlstack.programs.config.presets import describe, preset
 
 T = TypeVar("T")  # a dataclass; its first field is the experiment
 _FLAGS = ("--dry-run", "--submit")  # without a value they mean True
@@ -43,14 +44,15 @@ def read(
     prog, about = f"rlstack {command} {name}", describe(name)
 
     def parsed(args: Sequence[str], default: T) -> T:
-        return parse(
-            options,
-            prog,
-            args,
-            description=about,
-            default=default,
-            config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
-        )
+        with agents_of(getattr(default, dataclasses.fields(made)[0].name)):
+            return parse(
+                options,
+                prog,
+                args,
+                description=about,
+                default=default,
+                config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
+            )
 
     made: Any = options  # its first argument is the experiment
     rest, experiment = env_options.join(_expanded(args, short), _base(name, modules))

@@ -7,22 +7,18 @@ import functools
 import json
 import signal
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from rlstack.acting.evaluator import Evaluation, by_opponent, by_policy
 from rlstack.programs.cli import env_options
 from rlstack.programs.cli.options import UsageError, parse
-from rlstack.programs.env_config import Option
-from rlstack.programs.policy_sets import tournament
-from rlstack.programs.reports import normalisation
-from rlstack.programs.reports import report as reports
-from rlstack.programs.reports.runs import By
-from rlstack.programs.run import compare, evaluation, train
-from rlstack.programs.run import record as recording
-from rlstack.programs.sets import members
-from rlstack.programs.tracking.signals import Interrupted
+from rlstack.programs.config.env_config import Option
+from rlstack.programs.session.signals import Interrupted
+from rlstack.programs.tools.report import By, Pictures
+
+if TYPE_CHECKING:
+    from rlstack.acting.evaluator import Evaluation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +53,13 @@ def evaluate(args: list[str]) -> int:
     vary, args = env_options.take_vary(args)
     chosen = parse(_EvalOptions, "rlstack eval", args, config=(tyro.conf.FlagConversionOff,))
     if chosen.tournament:
+        from rlstack.programs.tools import tournament
+
         played = tournament.tournament(chosen.run_dir, chosen.tournament, seed=chosen.seed)
         print(json.dumps(played.summary()))
         return 0
+    from rlstack.programs.run import evaluation
+
     settings = (chosen.episodes, chosen.seed, chosen.against, chosen.params, chosen.by_index)
     if not vary:
         print(json.dumps(_evaluated(evaluation.evaluate(chosen.run_dir, *settings))))
@@ -74,6 +74,8 @@ def _evaluated(found: Evaluation) -> dict[str, object]:
         "eval_return_std": float(found.returns.std()),
         "eval_episodes": len(found.returns),
     }
+    from rlstack.acting.evaluator import by_opponent, by_policy
+
     if found.policies:
         means = {name: float(values.mean()) for name, values in by_policy(found).items()}
         summary["eval_return_by_policy"] = means
@@ -95,6 +97,8 @@ class _DiffOptions:
 def diff(args: list[str]) -> int:
     """Runs `rlstack diff`."""
     chosen = parse(_DiffOptions, "rlstack diff", args)
+    from rlstack.programs.run import compare
+
     found = compare.compare(chosen.left, chosen.right)
     rows = [compare.Row("", chosen.left, chosen.right)]
     rows += found.config or [compare.Row("the configs are equal", "", "")]
@@ -123,7 +127,7 @@ class _ReportOptions:
     """A file with a line for each statistic."""
     latex: Path | None = None
     """A file with the statistics as tables in LaTeX."""
-    pictures: reports.Pictures = "png"
+    pictures: Pictures = "png"
     """Format of the pictures of --out; png and svg need the extra [report]."""
     compare: bool = False
     """Give the probability that one method is better than another, for each pair."""
@@ -139,10 +143,14 @@ class _ReportOptions:
 def report(args: list[str]) -> int:
     """Runs `rlstack report`."""
     chosen = parse(_ReportOptions, "rlstack report", args)
+    from rlstack.programs.study import trials
+    from rlstack.programs.tools.report import normalisation
+    from rlstack.programs.tools.report import report as reports
+
     if not chosen.run_dirs:
         raise UsageError("directories of runs must be given, such as runs (rlstack report --help)")
     made = reports.make(
-        [(name, members.find(path)) for name, path in reports.named(chosen.run_dirs)],
+        [(name, trials.find(path)) for name, path in reports.named(chosen.run_dirs)],
         by=chosen.by or ("directory" if chosen.compare else "preset"),
         normalisation=normalisation.from_words(chosen.normalise),
         compare=chosen.compare,
@@ -190,6 +198,8 @@ class _RecordOptions:
 def record(args: list[str]) -> int:
     """Runs `rlstack record`."""
     chosen = parse(_RecordOptions, "rlstack record", args)
+    from rlstack.programs.run import record as recording
+
     path, header = recording.record(
         chosen.run_dir, chosen.out, frames=chosen.frames, policy=chosen.policy, seed=chosen.seed
     )
@@ -252,7 +262,7 @@ def play(args: list[str]) -> int:
 
 
 def _play_env(chosen: _PlayOptions) -> None:
-    from rlstack.programs.policies import play as playing
+    from rlstack.programs.tools import play as playing
 
     playing.play(
         chosen.env,
@@ -265,7 +275,7 @@ def _play_env(chosen: _PlayOptions) -> None:
 
 
 def _play_seat(chosen: _PlayOptions) -> None:
-    from rlstack.programs.policies.seats import play as playing
+    from rlstack.programs.tools.seats import play as playing
 
     playing.play(
         chosen.env,
@@ -308,8 +318,8 @@ class _WatchOptions:
 
 def watch(args: list[str]) -> int:
     """Runs `rlstack watch`."""
-    from rlstack.programs.policies import watch as watching
-    from rlstack.programs.policies.seats import watch as watching_seats
+    from rlstack.programs.pictures import watch as watching
+    from rlstack.programs.tools.seats import watch as watching_seats
 
     chosen = parse(_WatchOptions, "rlstack watch", args)
     if not chosen.run_dirs:
@@ -369,7 +379,7 @@ class _ExportOptions:
 
 def export(args: list[str]) -> int:
     """Runs `rlstack export`."""
-    from rlstack.programs.policies import export as exporting
+    from rlstack.programs.tools import export as exporting
 
     chosen = parse(_ExportOptions, "rlstack export", args)
     found = exporting.export(chosen.run_dir, chosen.format, chosen.out, params=chosen.params)
@@ -393,6 +403,8 @@ class _RerunOptions:
 def rerun(args: list[str]) -> int:
     """Runs `rlstack rerun`."""
     chosen = parse(_RerunOptions, "rlstack rerun", args)
+    from rlstack.programs.run import train
+
     for name, value in sorted(train.rerun(chosen.dump_dir).items()):
         print(f"{name:16} {value}")
     return 0

@@ -12,7 +12,7 @@ from typing import Literal
 import tyro
 
 from rlstack.programs.cli.options import UsageError, parse
-from rlstack.programs.tracking.signals import StopSignals
+from rlstack.programs.session.signals import StopSignals
 
 _POLL = 0.1  # seconds between checks of whether a signal has come
 
@@ -56,9 +56,9 @@ def main(args: list[str]) -> int:
 
 
 def _serve_http(chosen: _ServeOptions) -> None:
-    from rlstack.programs.policies.policy import load
-    from rlstack.programs.serving.players import Players
-    from rlstack.programs.serving.policy_server import PolicyServer
+    from rlstack.programs.build.policies.policy import load
+    from rlstack.programs.tools.serve.players import Players
+    from rlstack.programs.tools.serve.policy_server import PolicyServer
 
     greedy = chosen.policy == "greedy"
     policy = load(chosen.run_dir, params=chosen.params, greedy=greedy, policy=chosen.name)
@@ -69,7 +69,7 @@ def _serve_http(chosen: _ServeOptions) -> None:
 
 
 def _serve_games(chosen: _ServeOptions) -> None:
-    from rlstack.programs.serving.game_server import GameServer
+    from rlstack.programs.tools.serve.game_server import GameServer
 
     server = GameServer(
         chosen.run_dir,

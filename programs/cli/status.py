@@ -10,8 +10,8 @@ from pathlib import Path
 import tyro
 
 from rlstack.programs.cli.options import UsageError, parse
-from rlstack.programs.serving.local_http import PortError
-from rlstack.programs.tracking.run_dir import RunDirError
+from rlstack.programs.session.run_dir import RunDirError
+from rlstack.programs.tools.serve.local_http import PortError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ def top(args: list[str]) -> int:
 def _top(args: list[str]) -> None:
     from rich.console import Console
 
-    from rlstack.programs.status import top
+    from rlstack.programs.tools.status import top
 
     chosen = parse(_TopOptions, "rlstack top", args)
     console = Console()
@@ -64,8 +64,8 @@ def dashboard(args: list[str]) -> int:
 
 
 def _dashboard(args: list[str]) -> None:
-    from rlstack.programs.status.dashboard import Dashboard
-    from rlstack.programs.status.server import DashboardServer
+    from rlstack.programs.tools.status.dashboard import Dashboard
+    from rlstack.programs.tools.status.server import DashboardServer
 
     chosen = parse(_DashboardOptions, "rlstack dashboard", args)
     with DashboardServer(Dashboard(chosen.directory, chosen.limit), chosen.port) as server:

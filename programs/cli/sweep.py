@@ -12,10 +12,10 @@ import tyro
 
 from rlstack.programs.cli import env_options, experiment_options
 from rlstack.programs.cli.options import UsageError, parse
-from rlstack.programs.env_config import Option
-from rlstack.programs.experiment import Experiment, ProgramConfig
-from rlstack.programs.program_config import RayConfig
-from rlstack.programs.sets.members import RunSet, is_set
+from rlstack.programs.config.env_config import Option
+from rlstack.programs.config.experiment import Experiment, ProgramConfig
+from rlstack.programs.config.program_config import RayConfig
+from rlstack.programs.study.trials import RunSet, is_set
 
 _SEARCH_TASKS = 4  # of a Slurm array, unless --jobs says otherwise
 _OF_SEARCHES = ("trials", "prune", "storage")  # options that a grid does not read
@@ -134,22 +134,22 @@ def _seeds(chosen: _SweepOptions) -> tuple[int, ...]:
 
 
 def _grid(chosen: _SweepOptions, vary: Mapping[str, list[Option]]) -> None:
-    from rlstack.programs.sets import train
+    from rlstack.programs.study import study
 
     values = {name: tuple(found) for name, found in vary.items()}
     run_set = RunSet(chosen.experiment, _seeds(chosen), values)
     if chosen.launch != "slurm":
         with _launching(chosen.launch, chosen.experiment.program) as launch:
-            train.run(run_set, chosen.run_dir, jobs=chosen.jobs or 1, **launch)
+            study.run(run_set, chosen.run_dir, jobs=chosen.jobs or 1, **launch)
         return
-    root, tasks = train.create(run_set, chosen.run_dir), len(run_set.members())
+    root, tasks = study.create(run_set, chosen.run_dir), len(run_set.members())
     _array(root, tasks, divided=True, at_once=chosen.jobs or 0, submits=chosen.submit)
 
 
 def _search(chosen: _SweepOptions, space: Mapping[str, list[Option]]) -> None:
-    from rlstack.programs.sweeps import search
-    from rlstack.programs.sweeps.space import from_words
-    from rlstack.programs.sweeps.sweep import Sweep
+    from rlstack.programs.study import search
+    from rlstack.programs.study.space import from_words
+    from rlstack.programs.study.sweep import Sweep
 
     base = chosen.experiment
     sweep = Sweep(
@@ -170,7 +170,7 @@ def _search(chosen: _SweepOptions, space: Mapping[str, list[Option]]) -> None:
 
 
 def _array(root: Path, tasks: int, *, divided: bool, at_once: int, submits: bool) -> None:
-    from rlstack.programs.sweeps import slurm
+    from rlstack.programs.study import slurm
 
     print(slurm.write(root, tasks, divided=divided, at_once=at_once), end="")
     print(slurm.submit(root) if submits else f"# sbatch {root / slurm.FILE} submits it.")
@@ -180,7 +180,7 @@ def _array(root: Path, tasks: int, *, divided: bool, at_once: int, submits: bool
 def _launching(launch: Launch, cfg: ProgramConfig) -> Iterator[dict[str, Any]]:
     """Yields the argument that says where processes start; none for this machine."""
     if launch == "ray":
-        from rlstack.programs.sweeps import ray_hosts
+        from rlstack.programs.study import ray_hosts
 
         with ray_hosts.launching(cfg) as started:
             yield {"launch": started}
@@ -196,14 +196,14 @@ def _resume(chosen: _ResumeOptions) -> None:
 
 def _go_on(chosen: _ResumeOptions, launch: Mapping[str, Any]) -> None:
     if is_set(chosen.resume):
-        from rlstack.programs.sets import train
+        from rlstack.programs.study import study
 
         if chosen.trials is not None:
             raise UsageError("--trials is for searches; this sweep is a grid")
-        part = train.Part(*_part(chosen.task)) if chosen.task else train.ALL
-        train.resume(chosen.resume, jobs=chosen.jobs, part=part, **launch)
+        part = study.Part(*_part(chosen.task)) if chosen.task else study.ALL
+        study.resume(chosen.resume, jobs=chosen.jobs, part=part, **launch)
         return
-    from rlstack.programs.sweeps import search
+    from rlstack.programs.study import search
 
     if chosen.task:
         raise UsageError("--task is for grids; commands that resume a search share its trials")

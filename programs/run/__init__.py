@@ -1,9 +1,12 @@
-"""Operations on a run: train, plan, evaluate, record, compare.
+"""One run: train, resume, plan, evaluate, record, compare.
 
-May import: rlstack, rlstack.acting, rlstack.agents, rlstack.devices, rlstack.envs,
+An experiment comes in; its directory and its result go out. Open `train.py` first, then the loop
+that it drives: `single_process.py`, `multi_policy.py`, `fused_run.py`, `offline.py`, or for several
+processes `launch.py`.
+
+May import: rlstack, rlstack.acting, rlstack.agents, rlstack.configs, rlstack.devices, rlstack.envs,
 rlstack.families, rlstack.fused, rlstack.jax_envs, rlstack.learning, rlstack.networks,
-rlstack.programs, rlstack.programs.components, rlstack.programs.launchers, rlstack.programs.nodes,
-rlstack.programs.policies, rlstack.programs.policy_sets, rlstack.programs.profiling,
-rlstack.programs.topologies, rlstack.programs.tracking, rlstack.random, rlstack.rpc, rlstack.specs,
+rlstack.programs.build, rlstack.programs.config, rlstack.programs.pictures,
+rlstack.programs.program, rlstack.programs.session, rlstack.random, rlstack.rpc, rlstack.specs,
 rlstack.storage.
 """

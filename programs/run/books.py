@@ -10,23 +10,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 from rlstack.acting.evaluator import Evaluation
 from rlstack.checks import EnvCrash, EnvError, ExitError, no_exits
 from rlstack.learning.learner import NonFiniteError
-from rlstack.programs.callbacks import Events
-from rlstack.programs.components.best import BestCheckpoint
-from rlstack.programs.components.evaluation import Allowance, Shows
-from rlstack.programs.experiment import Experiment
-from rlstack.programs.policies.training_videos import TrainingVideos
-from rlstack.programs.policy_sets.policy_set import PolicySet
-from rlstack.programs.tracking import failed_update, origin, signals
-from rlstack.programs.tracking.display import ProgressDisplay
-from rlstack.programs.tracking.periodic import PeriodicActions
-from rlstack.programs.tracking.progress import Progress
-from rlstack.programs.tracking.result import Result
-from rlstack.programs.tracking.run_dir import RunDir
+from rlstack.programs.build.best import BestCheckpoint
+from rlstack.programs.build.evaluation import Allowance, Shows
+from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.pictures.training_videos import TrainingVideos
+from rlstack.programs.session import failed_update, origin, signals
+from rlstack.programs.session.callbacks import Events
+from rlstack.programs.session.display import ProgressDisplay
+from rlstack.programs.session.periodic import PeriodicActions
+from rlstack.programs.session.progress import Progress
+from rlstack.programs.session.result import Result
+from rlstack.programs.session.run_dir import RunDir
 from rlstack.storage import checkpoint
 from rlstack.storage.loggers import Fanout
 from rlstack.types import Params, PyTree
@@ -173,7 +172,9 @@ class Books:
         if loop.env_frames not in self._judged:
             self._evaluate(loop.env_frames)
         found = self._judged[loop.env_frames]
-        several = loop.by_policy() if isinstance(loop, PolicySet) else {}
+        several: dict[str, Any] = getattr(
+            loop, "by_policy", dict
+        )()  # of a loop of several policies
         return self.periodic.result(found, loop.env_frames, loop.learner.version, several)
 
     @contextlib.contextmanager

@@ -19,10 +19,10 @@ from rlstack.fused.learning import Updates
 from rlstack.fused.loop import NO_LIMIT, Limits, LoopState, Report
 from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.learning.update import in_thread
-from rlstack.programs.components.environments import fault_error
-from rlstack.programs.components.seeds import role_seed
-from rlstack.programs.experiment import Experiment
-from rlstack.programs.tracking.periodic import PeriodicActions
+from rlstack.programs.build.environments import fault_error
+from rlstack.programs.build.seeds import role_seed
+from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.session.periodic import PeriodicActions
 from rlstack.random.compiled_quickly import CompiledQuickly
 from rlstack.references import name_of
 from rlstack.specs.masks import COUNTER, no_choice_warning, without_choice

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
-from rlstack.programs.components.restored import options_of, read_config
-from rlstack.programs.tracking.result import read_result
-from rlstack.programs.tracking.run_dir import RunDir
+from rlstack.programs.session.result import read_result
+from rlstack.programs.session.run_config import options_of, read_config
+from rlstack.programs.session.run_dir import RunDir
 
 # Results that say how a run went; the others repeat the config or the machine's clock.
 _RESULTS = (

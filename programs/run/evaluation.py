@@ -10,27 +10,19 @@ from pathlib import Path
 
 from rlstack.acting.evaluator import Evaluation
 from rlstack.checks import no_exits
-from rlstack.programs.components.environments import (
+from rlstack.programs.build.environments import (
     check_opponents,
     environment_spec,
     make_env,
     make_evaluation_env,
 )
-from rlstack.programs.components.evaluation import evaluate as evaluate_params
-from rlstack.programs.components.evaluation import make_evaluator
-from rlstack.programs.components.restored import (
-    Which,
-    chosen_checkpoint,
-    newest_checkpoint,
-    read_config,
-    read_params,
-)
-from rlstack.programs.env_config import OpponentsConfig, Option
-from rlstack.programs.experiment import Experiment
-from rlstack.programs.policy_sets.evaluation import SetEvaluator
-from rlstack.programs.policy_sets.members import divide
-from rlstack.programs.policy_sets.versions import read_versions
-from rlstack.programs.tracking.run_dir import RunDir
+from rlstack.programs.build.evaluation import evaluate as evaluate_params
+from rlstack.programs.build.evaluation import make_evaluator
+from rlstack.programs.build.restored import Which, chosen_checkpoint, newest_checkpoint, read_params
+from rlstack.programs.config.env_config import OpponentsConfig, Option
+from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.session.run_config import read_config
+from rlstack.programs.session.run_dir import RunDir
 from rlstack.types import EnvSpec
 
 
@@ -80,6 +72,10 @@ def _evaluate_several(experiment: Experiment, path: Path, newest: Path) -> Evalu
 
     Earlier versions are those of the newest checkpoint: that of the best evaluation has none.
     """
+    from rlstack.programs.build.policies.evaluation import SetEvaluator
+    from rlstack.programs.build.policies.members import divide
+    from rlstack.programs.build.policies.versions import read_versions
+
     division = divide(experiment)
     spec = environment_spec(experiment)
     restored = {

@@ -10,8 +10,8 @@ import numpy as np
 
 from rlstack.jax_envs.factory import make_batch
 from rlstack.learning.update import in_thread
-from rlstack.programs.components.evaluation import compile_evaluation, make_evaluator
-from rlstack.programs.experiment import Experiment
+from rlstack.programs.build.evaluation import compile_evaluation, make_evaluator
+from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.run.calls import Calls, Phase
 from rlstack.programs.run.fused_run import FusedRun, begin, make_parts
 

@@ -1,7 +1,7 @@
 """One run of a compiled loop: its counters, logs, checkpoints and evaluations.
 
 The topology fused has one such run in a program (`rlstack.programs.run.fused`), and a set of runs
-several (`rlstack.programs.sets.together`).
+several (`rlstack.programs.study.together`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from rlstack.fused.ring import RingState
 from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.learning.learner import NonFiniteError, non_finite
 from rlstack.networks import in_parts
-from rlstack.programs.components.agent import make_agent
-from rlstack.programs.components.evaluation import evaluate
-from rlstack.programs.components.replay import announce_replay
-from rlstack.programs.components.seeds import acting_key, role_key
-from rlstack.programs.experiment import Experiment
+from rlstack.programs.build.agent import make_agent
+from rlstack.programs.build.evaluation import evaluate
+from rlstack.programs.build.replay import announce_replay
+from rlstack.programs.build.seeds import acting_key, role_key
+from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.run.calls import CompiledRun, log_call
-from rlstack.programs.tracking.periodic import PeriodicActions
+from rlstack.programs.session.periodic import PeriodicActions
 from rlstack.types import (
     Array,
     Batch,

@@ -22,15 +22,13 @@ from rlstack.fused.seats import Player, SetKeys, unchanging, with_the_rest
 from rlstack.fused.several import Alone, Learns, SetLoop
 from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.jax_envs.factory import make_batch
-from rlstack.programs.components.agent import make_agent
-from rlstack.programs.components.seeds import acting_key, role_key
-from rlstack.programs.experiment import Experiment
-from rlstack.programs.policy_sets.evaluation import SetEvaluator
-from rlstack.programs.policy_sets.learners import Learners
-from rlstack.programs.policy_sets.members import Division, Member, divide
-from rlstack.programs.policy_sets.player import fixed_agent
-from rlstack.programs.policy_sets.policy_set import PolicySet
-from rlstack.programs.policy_sets.versions import FORGETTING, PRIOR, Versions
+from rlstack.programs.build.agent import make_agent
+from rlstack.programs.build.policies.evaluation import SetEvaluator
+from rlstack.programs.build.policies.members import Division, Member, divide
+from rlstack.programs.build.policies.player import fixed_agent
+from rlstack.programs.build.policies.versions import FORGETTING, PRIOR, Versions
+from rlstack.programs.build.seeds import acting_key, role_key
+from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.run.calls import Calls, Phase, log_call
 from rlstack.programs.run.fused_run import (
     Learned,
@@ -40,7 +38,8 @@ from rlstack.programs.run.fused_run import (
     ring_stats,
     untrained,
 )
-from rlstack.programs.tracking.periodic import PeriodicActions
+from rlstack.programs.run.multi_policy import Learners, PolicySet
+from rlstack.programs.session.periodic import PeriodicActions
 from rlstack.types import Params, PRNGKey, PyTree, Transition
 
 

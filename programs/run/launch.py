@@ -9,18 +9,19 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rlstack.programs.components.environments import environment_spec
-from rlstack.programs.components.replay import announce_replay
-from rlstack.programs.experiment import Experiment, ProgramConfig
-from rlstack.programs.nodes.base import Setup
-from rlstack.programs.nodes.failures import cause, read_failures, release_record, reserve_record
-from rlstack.programs.policy_sets.members import divide
-from rlstack.programs.profiling.profile import Updates
-from rlstack.programs.tracking import open_files
-from rlstack.programs.tracking.display import ProgressDisplay
-from rlstack.programs.tracking.result import Result, read_result
-from rlstack.programs.tracking.run_dir import RunDir
-from rlstack.programs.tracking.signals import Interrupted
+from rlstack.checks import ReportedError
+from rlstack.programs.build.environments import environment_spec
+from rlstack.programs.build.policies.members import divide
+from rlstack.programs.build.replay import announce_replay
+from rlstack.programs.config.experiment import Experiment, ProgramConfig
+from rlstack.programs.program.base import Setup
+from rlstack.programs.program.failures import cause, read_failures, release_record, reserve_record
+from rlstack.programs.session import open_files
+from rlstack.programs.session.display import ProgressDisplay
+from rlstack.programs.session.profiling.profile import Updates
+from rlstack.programs.session.result import Result, read_result
+from rlstack.programs.session.run_dir import RunDir
+from rlstack.programs.session.signals import Interrupted
 from rlstack.rpc import transports
 from rlstack.rpc.socket_filter import address_of
 from rlstack.storage import checkpoint
@@ -28,7 +29,7 @@ from rlstack.storage import checkpoint
 _LOG_END = 100_000  # characters
 
 
-class ProgramError(RuntimeError):
+class ProgramError(ReportedError):
     """A node failed for good and ended its program; the message has the node's error."""
 
 
@@ -97,21 +98,21 @@ def _started(experiment: Experiment, directory: RunDir) -> Iterator[_Launch]:
     where = str(directory.path) if program.launch == "ray" else ""
     with transports.chosen(transport_name(program), where):
         if program.launch == "threads":
-            from rlstack.programs.launchers.threads import run_threads
+            from rlstack.programs.program.launch.threads import run_threads
 
             yield run_threads
         elif program.launch == "ray":
-            from rlstack.programs.launchers.ray.program import run_ray
+            from rlstack.programs.program.launch.ray.program import run_ray
 
             yield run_ray
         elif program.launch == "launchpad":
-            from rlstack.programs.launchers import processes
-            from rlstack.programs.launchers.launchpad.launch import MANAGER, run_launchpad
+            from rlstack.programs.program.launch import processes
+            from rlstack.programs.program.launch.launchpad.launch import MANAGER, run_launchpad
 
             with processes.started(MANAGER, directory) as process:
                 yield functools.partial(run_launchpad, process)
         else:
-            from rlstack.programs.launchers import launcher, processes
+            from rlstack.programs.program.launch import launcher, processes
 
             with processes.started(launcher.LOCAL, directory) as process:
                 yield functools.partial(processes.run_processes, process)
@@ -160,7 +161,7 @@ def check_packages(experiment: Experiment) -> None:
             "`make venv` installs Reverb."
         )
     if launch == "ray":
-        from rlstack.programs.launchers.ray import cluster
+        from rlstack.programs.program.launch.ray import cluster
 
         cluster.load()
 
@@ -199,8 +200,8 @@ def _why(setup: Setup) -> str:
 
 def _log_of(setup: Setup, name: str) -> Path:
     """Returns the file with the output of a node."""
-    from rlstack.programs.launchers.wiring import indexed
-    from rlstack.programs.topologies import graph_of
+    from rlstack.programs.program.launch.wiring import indexed
+    from rlstack.programs.program.topologies import graph_of
 
     logs = setup.directory.node_logs
     for node, index in indexed(graph_of(setup)):

@@ -14,12 +14,12 @@ from rlstack.acting.actor import transition_spec
 from rlstack.acting.evaluator import Evaluation
 from rlstack.agents import AGENTS
 from rlstack.learning.learner import Learner
-from rlstack.programs.components.agent import make_agent
-from rlstack.programs.components.environments import make_evaluation_env
-from rlstack.programs.components.evaluation import evaluate, make_evaluator
-from rlstack.programs.components.seeds import role_key, role_seed
-from rlstack.programs.experiment import Experiment
-from rlstack.programs.tracking.periodic import PeriodicActions
+from rlstack.programs.build.agent import make_agent
+from rlstack.programs.build.environments import make_evaluation_env
+from rlstack.programs.build.evaluation import evaluate, make_evaluator
+from rlstack.programs.build.seeds import role_key, role_seed
+from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.session.periodic import PeriodicActions
 from rlstack.storage.datasets import Dataset, Windows
 from rlstack.types import EnvSpec, PyTree
 

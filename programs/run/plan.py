@@ -10,22 +10,24 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlstack.programs.components import opponents
-from rlstack.programs.components.agent import make_agent
-from rlstack.programs.components.devices import check_devices
-from rlstack.programs.components.environments import check_opponents, environment_spec
-from rlstack.programs.components.hooks import check_hooks
-from rlstack.programs.components.replay import batch_spec, replay_bytes
-from rlstack.programs.experiment import Experiment, to_json
-from rlstack.programs.nodes.base import Setup
-from rlstack.programs.policies.training_videos import check_videos
-from rlstack.programs.policy_sets import members
-from rlstack.programs.policy_sets.members import divide
+from rlstack.learning.learner import in_micro_batches
+from rlstack.programs.build import opponents
+from rlstack.programs.build.agent import make_agent
+from rlstack.programs.build.devices import check_devices
+from rlstack.programs.build.environments import check_opponents, environment_spec
+from rlstack.programs.build.hooks import check_hooks
+from rlstack.programs.build.policies import members
+from rlstack.programs.build.policies.members import divide
+from rlstack.programs.build.replay import batch_spec, replay_bytes
+from rlstack.programs.config.encoding import to_json
+from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.pictures.training_videos import check_videos
+from rlstack.programs.program.base import Setup
+from rlstack.programs.program.topologies import graph_of
 from rlstack.programs.run.launch import check_packages, transport_name
 from rlstack.programs.run.offline import resolve_dataset
-from rlstack.programs.topologies import graph_of
-from rlstack.programs.tracking.own_loggers import is_own
-from rlstack.programs.tracking.run_dir import RunDir, check_writable
+from rlstack.programs.session.own_loggers import is_own
+from rlstack.programs.session.run_dir import RunDir, check_writable
 from rlstack.references import name_of
 from rlstack.types import EnvSpec, PyTree, Transition
 
@@ -132,7 +134,7 @@ def _learned(experiment: Experiment, spec: EnvSpec, step: Transition) -> tuple[i
     params = jax.eval_shape(agent.initial_params, key)
     state = jax.eval_shape(agent.initial_learner_state, key, params)
     if not experiment.replay.min_actors:  # else the size of batches varies
-        update = experiment.learner.in_micro_batches(agent).learner_step
+        update = in_micro_batches(agent, experiment.learner).learner_step
         jax.eval_shape(update, params, state, batch_spec(experiment.replay, step))
     return _bytes(params), _bytes(state)
 

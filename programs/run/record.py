@@ -8,21 +8,17 @@ from pathlib import Path
 from typing import Literal
 
 from rlstack.acting.actor import Actor
-from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inferencer import Inferencer
 from rlstack.acting.params import FixedParams
-from rlstack.programs.components.agent import make_agent
-from rlstack.programs.components.environments import make_evaluation_env
-from rlstack.programs.components.restored import (
-    counts_at,
-    newest_checkpoint,
-    read_config,
-    read_params,
-)
-from rlstack.programs.components.seeds import role_key
-from rlstack.programs.experiment import Experiment
-from rlstack.programs.tracking.run_dir import RunDir
-from rlstack.programs.tracking.signals import Interrupted, StopSignals
+from rlstack.configs.acting import InferencerConfig
+from rlstack.programs.build.agent import make_agent
+from rlstack.programs.build.environments import make_evaluation_env
+from rlstack.programs.build.restored import counts_at, newest_checkpoint, read_params
+from rlstack.programs.build.seeds import role_key
+from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.session.run_config import read_config
+from rlstack.programs.session.run_dir import RunDir
+from rlstack.programs.session.signals import Interrupted, StopSignals
 from rlstack.storage import checkpoint
 from rlstack.storage.datasets import DatasetWriter, Header
 
@@ -54,7 +50,7 @@ def record(
     Raises:
       ValueError: there is no run or no checkpoint, or the directory is not empty.
       rlstack.storage.datasets.DatasetWriteError: a file cannot be written; no files are left.
-      rlstack.programs.tracking.signals.Interrupted: SIGINT or SIGTERM was received; no files are
+      rlstack.programs.session.signals.Interrupted: SIGINT or SIGTERM was received; no files are
       left.
     """
     directory = RunDir.open(run_dir)

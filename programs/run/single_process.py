@@ -16,15 +16,15 @@ from rlstack.acting.actor import Actor, transition_spec
 from rlstack.acting.evaluator import Evaluation
 from rlstack.acting.inferencer import Inferencer
 from rlstack.learning.learner import Learner
-from rlstack.programs.components.agent import make_agent
-from rlstack.programs.components.devices import single_process_device
-from rlstack.programs.components.environments import Pool, make_env, starting_seconds
-from rlstack.programs.components.evaluation import evaluate, make_evaluator
-from rlstack.programs.components.hooks import make_step_processor
-from rlstack.programs.components.replay import announce_replay, make_replay
-from rlstack.programs.components.seeds import acting_key, role_key, role_seed
-from rlstack.programs.experiment import Experiment
-from rlstack.programs.tracking.periodic import PeriodicActions
+from rlstack.programs.build.agent import make_agent
+from rlstack.programs.build.devices import single_process_device
+from rlstack.programs.build.environments import Pool, make_env, starting_seconds
+from rlstack.programs.build.evaluation import evaluate, make_evaluator
+from rlstack.programs.build.hooks import make_step_processor
+from rlstack.programs.build.replay import announce_replay, make_replay
+from rlstack.programs.build.seeds import acting_key, role_key, role_seed
+from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.session.periodic import PeriodicActions
 from rlstack.storage import checkpoint
 from rlstack.types import PyTree
 

@@ -14,38 +14,31 @@ import jax.numpy as jnp
 
 from rlstack.checks import no_exits
 from rlstack.envs import watch
-from rlstack.programs.callbacks import Callbacks, check_callback
-from rlstack.programs.components import opponents, xla
-from rlstack.programs.components.agent import make_agent
-from rlstack.programs.components.devices import check_devices
-from rlstack.programs.components.environments import check_opponents, environment_spec
-from rlstack.programs.components.hooks import check_hooks
-from rlstack.programs.components.restored import (
-    read_config,
-    require_checkpoint,
-)
-from rlstack.programs.experiment import Experiment, to_json
-from rlstack.programs.member_config import is_fixed
-from rlstack.programs.policies.training_videos import check_videos
-from rlstack.programs.policy_sets import members
-from rlstack.programs.policy_sets.loop import SeveralPolicies
-from rlstack.programs.profiling.profile import Profile, Updates, chosen_updates
-from rlstack.programs.profiling.summary import summary
+from rlstack.programs.build import xla
+from rlstack.programs.build.agent import make_agent
+from rlstack.programs.build.devices import check_devices
+from rlstack.programs.build.environments import check_opponents, environment_spec
+from rlstack.programs.build.hooks import check_hooks
+from rlstack.programs.build.restored import require_checkpoint
+from rlstack.programs.config.encoding import to_json
+from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.config.member_config import is_fixed, is_offline
+from rlstack.programs.pictures.training_videos import check_videos
 from rlstack.programs.run.books import Books, Loop
 from rlstack.programs.run.evaluation import evaluate as evaluate
-from rlstack.programs.run.fused import Fused
-from rlstack.programs.run.fused_set import FusedSet
-from rlstack.programs.run.launch import run_program
-from rlstack.programs.run.offline import Offline, resolve_dataset
 from rlstack.programs.run.single_process import SingleProcess
-from rlstack.programs.titles import set_title
-from rlstack.programs.tracking import failed_update, origin, signals
-from rlstack.programs.tracking.display import ProgressDisplay
-from rlstack.programs.tracking.endings import BUDGETS, is_complete
-from rlstack.programs.tracking.progress import Progress, open_logs, resume_point
-from rlstack.programs.tracking.result import Result, read_result
-from rlstack.programs.tracking.run_dir import RunDir
-from rlstack.programs.tracking.signals import Interrupted, StopSignals
+from rlstack.programs.session import failed_update, origin, signals
+from rlstack.programs.session.callbacks import Callbacks, check_callback
+from rlstack.programs.session.display import ProgressDisplay
+from rlstack.programs.session.endings import BUDGETS, is_complete
+from rlstack.programs.session.profiling.profile import Profile, Updates, chosen_updates
+from rlstack.programs.session.profiling.summary import summary
+from rlstack.programs.session.progress import Progress, open_logs, resume_point
+from rlstack.programs.session.result import Result, read_result
+from rlstack.programs.session.run_config import read_config
+from rlstack.programs.session.run_dir import RunDir
+from rlstack.programs.session.signals import Interrupted, StopSignals
+from rlstack.programs.session.titles import set_title
 from rlstack.references import Hook
 from rlstack.storage import allocator, checkpoint
 from rlstack.storage.loggers import Fanout
@@ -69,10 +62,12 @@ def run(
     Args:
       experiment: what to run.
       run_dir: an empty or new directory; by default a new one under ``runs/``.
-      callbacks: objects with methods of `rlstack.programs.callbacks.Callback`, which are called
+      callbacks: objects with methods of `rlstack.programs.session.callbacks.Callback`, which are
+        called
         here.
       loggers: further loggers, in addition to those of the experiment.
-      profile: updates to measure, such as ``20..30``; see `rlstack.programs.profiling.profile`.
+      profile: updates to measure, such as ``20..30``; see
+        `rlstack.programs.session.profiling.profile`.
       stream: receives the progress display; standard error by default.
 
     Returns:
@@ -82,7 +77,7 @@ def run(
       ValueError: the config contradicts itself or the environment.
       rlstack.learning.learner.NonFiniteError: an update gave NaN; its inputs are saved in the run
         directory.
-      rlstack.programs.tracking.signals.Interrupted: SIGINT or SIGTERM was received; a checkpoint is
+      rlstack.programs.session.signals.Interrupted: SIGINT or SIGTERM was received; a checkpoint is
       saved. rlstack.programs.run.launch.ProgramError: a node of a program failed for good.
     """
     experiment = dataclasses.replace(experiment, loggers=(*experiment.loggers, *loggers))
@@ -109,8 +104,29 @@ def checked(experiment: Experiment) -> Experiment:
     Raises:
       ValueError: the config contradicts itself, the environment or this machine.
     """
-    experiment = members.resolved(opponents.resolved(resolve_dataset(experiment)))
+    experiment = _resolved(experiment)
     _check(experiment)
+    return experiment
+
+
+# What few experiments need is imported in the functions below. So a run of one policy in one
+# process imports, and its tracebacks show, only what it uses.
+
+
+def _resolved(experiment: Experiment) -> Experiment:
+    """Returns an experiment whose dataset, opponents and policies have absolute paths."""
+    if experiment.data or is_offline(experiment.agent):
+        from rlstack.programs.run.offline import resolve_dataset
+
+        experiment = resolve_dataset(experiment)
+    if experiment.env.opponents.runs or experiment.env.eval_opponents.runs:
+        from rlstack.programs.build import opponents
+
+        experiment = opponents.resolved(experiment)
+    if experiment.policies:
+        from rlstack.programs.build.policies import members
+
+        experiment = members.resolved(experiment)
     return experiment
 
 
@@ -223,6 +239,8 @@ def rerun(dump_dir: str | Path) -> Logs:
     failed_update.check(path)
     config = read_config(RunDir.open(path.parent), several=True)
     saved = failed_update.load(path)
+    from rlstack.programs.build.policies import members
+
     experiment = members.of_one(config, str(saved.pop("policy", "")), path.parent)
     update = jax.tree.map(jnp.asarray, saved)
     agent = make_agent(experiment, environment_spec(experiment))
@@ -250,7 +268,9 @@ def train_opened(
     ) as display:
         if callbacks:
             display.listener = Callbacks(callbacks, display.write_line)
-        run = _run_in_process if experiment.in_one_process else run_program
+        run = _run_in_process
+        if not experiment.in_one_process:
+            from rlstack.programs.run.launch import run_program as run
         result = run(experiment, directory, start_from, display, profiled)
         if profiled is not None:
             display.write_line(summary(directory))
@@ -307,12 +327,20 @@ def _run_in_process(
 
 def _make_loop(experiment: Experiment, display: ProgressDisplay) -> Loop:
     if experiment.data:
+        from rlstack.programs.run.offline import Offline
+
         return Offline(experiment)
+    if experiment.topology == "fused" and experiment.policies:
+        from rlstack.programs.run.fused_set import FusedSet
+
+        return FusedSet(experiment, display.phase)
     if experiment.topology == "fused":
-        if experiment.policies:
-            return FusedSet(experiment, display.phase)
+        from rlstack.programs.run.fused import Fused
+
         return Fused(experiment, display.phase)
     if experiment.policies:
+        from rlstack.programs.run.multi_policy import SeveralPolicies
+
         return SeveralPolicies(experiment, display.phase)
     return SingleProcess(experiment, display.phase)
 

@@ -3,71 +3,19 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inferencer import Inferencer
 from rlstack.agent import Agent
-from rlstack.checks import Checked
-from rlstack.references import Hook
+from rlstack.configs.acting import EvaluatorConfig, InferencerConfig
 from rlstack.types import Array, Logs, Params, PRNGKey, StepType
 
 _log = logging.getLogger(__name__)
-
-
-EvaluationPeriod = int | Literal["auto", "off"]
-
-
-@dataclasses.dataclass(frozen=True)
-class EvaluatorConfig(Checked):
-    """The evaluations of a run."""
-
-    episodes: int = 20
-    """Number of whole episodes in one evaluation."""
-    num_envs: int = 10
-    """Number of environments in parallel. Each plays the same number of episodes."""
-    period: EvaluationPeriod = "auto"
-    """Environment steps between evaluations during training. auto: a tenth of the run's frames, and
-    at least 5,000; each environment plays one episode, and evaluations that would take more than a
-    few hundredths of the time are left out. off: evaluates at the end only."""
-    max_steps: int = 30_000
-    """Longest episode, in steps. A longer one is cut and counts with its return so far, because the
-    environment may never end it. The default is above the 27,000 steps of Atari's longest."""
-    epsilon: float = 0.0
-    """Probability of a uniformly random legal action in each step, for discrete actions. By default
-    every action is the best one. Set it to compare with papers on Atari: 0.001 to 0.05."""
-    video: int = 0
-    """Every evaluation of this number leaves a video of one episode in the folder videos of the run
-    directory; 0 for none. The extra video has the packages."""
-    by_index: bool = False
-    """Whether episode i is the same for all params, also for another num_envs: the one that the
-    environment's reset_with_index(i) starts, or without that method the first episode of an
-    environment with the seed of number i. Environments are then made for each num_envs episodes.
-    Turn it on to compare runs, or checkpoints, episode by episode."""
-    factory: Hook = ""
-    """An evaluator of your own, as "module:callable" of a function (cfg, agent, rng_key) ->
-    Evaluator of rlstack, such as a subclass of it."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_at_least(1, "episodes", "num_envs", "max_steps")
-        self.require_at_least(0, "video")
-        self.require("epsilon", 0 <= self.epsilon <= 1, "in [0, 1]")
-        if not isinstance(self.period, str):
-            self.require_at_least(0, "period")
-        rule = f"a multiple of num_envs ({self.num_envs}), so that each plays the same number"
-        self.require("episodes", self.episodes % self.num_envs == 0, rule)
-
-    @property
-    def fixed_period(self) -> int:
-        """The period in environment steps; 0 if it is auto or off."""
-        return self.period if isinstance(self.period, int) else 0
 
 
 class Evaluation(NamedTuple):

@@ -6,32 +6,11 @@ callers, and `rlstack.acting.inference_client` calls a service.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from rlstack import devices
-from rlstack.checks import Checked
 from rlstack.types import AgentOut, AgentState, PyTree, TimeStep
-
-
-@dataclasses.dataclass(frozen=True)
-class InferencerConfig(Checked):
-    """How an Inferencer keeps up with the learner."""
-
-    sync_interval: int = 1
-    """Batches between two requests for newer params. Raise it when the params are so large that
-    taking new ones slows acting down; actions are then chosen by older params."""
-    devices: tuple[int, ...] = ()
-    """Devices for acting, by their index in jax.local_devices(). Several actors or services take
-    them in turn. By default actors act on the CPU, services on those of inferencer.devices or JAX's
-    default device, and a single process on the learner's first device."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_at_least(1, "sync_interval")
-        self.require("devices", devices.are_distinct(self.devices), "distinct and at least 0")
 
 
 class Inference(NamedTuple):

@@ -13,8 +13,6 @@ it. The answers to a batch of all environments equal those of a local Inferencer
 from __future__ import annotations
 
 import collections
-import dataclasses
-import itertools
 import math
 import threading
 import time
@@ -24,42 +22,13 @@ from concurrent.futures import Future
 import numpy as np
 
 from rlstack.acting.batches import BatchJoiner, TimestepSpec, padded_sizes
-from rlstack.acting.inference import Inference, InferencerConfig, Servable
+from rlstack.acting.inference import Inference, Servable
 from rlstack.acting.request_queue import ClientName, Request, RequestQueue, Taken
+from rlstack.configs.acting import ServiceConfig
 from rlstack.rpc import remote
 from rlstack.types import TimeStep
 
 _WINDOW = 2048  # number of latest requests and batches in means and percentiles
-
-
-@dataclasses.dataclass(frozen=True)
-class ServiceConfig(InferencerConfig):
-    """How an inference service collects requests into batches."""
-
-    max_batch: int = 256
-    """Number of environments that fill a batch. A larger request becomes a batch by itself."""
-    max_wait_ms: float = 1.0
-    """Longest time in milliseconds that a request waits for others before its batch is computed. It
-    begins when the request has arrived and the batch before it has ended."""
-    live_s: float = 1.0
-    """Seconds without a call after which batches no longer wait for a client."""
-    lock_step: bool = False
-    """Whether every batch contains all environments. Then a run gives the same results with any
-    number of actors, but each step takes as long as the slowest environment."""
-    batch_sizes: tuple[int, ...] = ()
-    """Sizes to which batches are padded, in ascending order, so that few sizes are compiled. By
-    default the powers of two up to max_batch."""
-    timeout_s: float = 60.0
-    """Seconds that a request may wait for its answer before its caller gets an error."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_at_least(1, "max_batch")
-        self.require_at_least(0, "max_wait_ms", "live_s")
-        self.require("timeout_s", self.timeout_s > 0, "positive")
-        sizes = itertools.pairwise((0, *self.batch_sizes))
-        grow = all(small < large for small, large in sizes)
-        self.require("batch_sizes", grow, "positive, in growing order")
 
 
 class InferenceError(RuntimeError):

@@ -18,10 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlstack import devices
-from rlstack.acting.inference import Inference, InferencerConfig
+from rlstack.acting.inference import Inference
 from rlstack.acting.packing import Packing
 from rlstack.acting.params import ParamsPuller, ParamsSource
 from rlstack.agent import Agent
+from rlstack.configs.acting import InferencerConfig
 from rlstack.exploration import Counts, RunCounts, with_env_ids, with_run_counts
 from rlstack.rpc import Node, Remote, RemoteObject, Stop, client_of, codec
 from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep
@@ -200,7 +201,8 @@ class Inferencer(Node):
             self._closes.pop().close()
 
     def _served(self) -> InferenceService:
-        from rlstack.acting.inference_service import InferenceService, ServiceConfig
+        from rlstack.acting.inference_service import InferenceService
+        from rlstack.configs.acting import ServiceConfig
 
         cfg = self._cfg
         if not isinstance(cfg, ServiceConfig):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rlstack.replay import ReplayConfig
+from rlstack.configs.replay import ReplayConfig
 from rlstack.replay.rounds import Reports
 from rlstack.rpc import StoppedError
 from rlstack.types import Transition

@@ -79,11 +79,6 @@ def check(indices: Sequence[int], count: int, field: str) -> None:
             raise ValueError(f"{field} must name devices of this machine: {have}. {MORE_ON_A_CPU}")
 
 
-def are_distinct(indices: Sequence[int]) -> bool:
-    """Whether these can be indices of devices: at least 0, and each at most once."""
-    return len(set(indices)) == len(indices) and min(indices, default=0) >= 0
-
-
 def by_device(
     function: Callable[..., Any], mesh: Mesh, *, in_specs: Any, out_specs: Any
 ) -> Callable[..., Any]:

@@ -10,10 +10,11 @@ Evaluation runs the same agent with ``Greedy`` instead of its policy, and frozen
 
 Pure.
 
-May import: rlstack, rlstack.distributions.
+May import: rlstack, rlstack.configs, rlstack.distributions.
 """
 
-from rlstack.exploration.config import PolicyConfig
+from rlstack.configs.exploration import PolicyConfig
+from rlstack.exploration.configured import make_policy
 from rlstack.exploration.policies import (
     After,
     EpsilonGreedy,
@@ -64,6 +65,7 @@ __all__ = [
     "epsilon_ladder",
     "explores",
     "initial_counts",
+    "make_policy",
     "next_counts",
     "with_env_ids",
     "with_run_counts",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from rlstack.checks import Checked
+from rlstack.configs.exploration import Over
 from rlstack.types import Array, PyTree, TimeStep
 
 
@@ -31,7 +32,6 @@ class RunCounts(NamedTuple):
 
 
 Schedule = Callable[[Counts], Array]
-Over = Literal["env_steps", "episodes"]
 
 
 def initial_counts(batch_size: int) -> Counts:

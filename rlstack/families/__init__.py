@@ -2,6 +2,6 @@
 
 Pure.
 
-May import: rlstack, rlstack.distributions, rlstack.exploration, rlstack.math, rlstack.networks,
-rlstack.specs.
+May import: rlstack, rlstack.configs, rlstack.distributions, rlstack.exploration, rlstack.math,
+rlstack.networks, rlstack.specs.
 """

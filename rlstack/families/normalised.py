@@ -9,14 +9,14 @@ change.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from dm_env import specs
 
 from rlstack.agent import Agent, EpochAgent
-from rlstack.checks import Checked
+from rlstack.configs.normalisation import NormalisationConfig
 from rlstack.families.wrapped import Wrapped, WrappedEpochs
 from rlstack.math.running_statistics import (
     RunningStatistics,
@@ -40,34 +40,6 @@ from rlstack.types import (
     PyTree,
     TimeStep,
 )
-
-RewardScale = Literal["none", "reward", "return"]
-
-
-@dataclasses.dataclass(frozen=True)
-class NormalisationConfig(Checked):
-    """Normalisation of the agent's observations and rewards; reported returns stay as they are."""
-
-    observations: bool = False
-    """Whether float observations are standardised by running statistics."""
-    observation_clip: float = 10.0
-    """Standardised observations are clipped to plus or minus this."""
-    rewards: RewardScale = "none"
-    """Whether rewards are divided by the running standard deviation of rewards, or of discounted
-    returns. They stay as they are while its square is below 1e-8: all are equal."""
-    return_discount: float | None = None
-    """Discount of the returns that the option rewards=return uses. None takes the agent's."""
-    reward_scale: float = 1.0
-    """Factor on rewards."""
-    reward_clip: float = 0.0
-    """Scaled rewards are clipped to plus or minus this; 0 does not clip."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require("observation_clip", self.observation_clip > 0, "positive")
-        if self.return_discount is not None:
-            self.require("return_discount", 0 <= self.return_discount <= 1, "in [0, 1]")
-        self.require_at_least(0, "reward_clip")
 
 
 class Statistics(NamedTuple):

@@ -7,6 +7,6 @@ a policy set, with `seats` and `history` for acting in it.
 
 Pure.
 
-May import: rlstack, rlstack.exploration, rlstack.jax_envs, rlstack.networks, rlstack.replay,
-rlstack.specs.
+May import: rlstack, rlstack.configs, rlstack.exploration, rlstack.jax_envs, rlstack.networks,
+rlstack.replay, rlstack.specs.
 """

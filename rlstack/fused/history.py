@@ -1,6 +1,6 @@
 """Acting with earlier versions of a policy inside a compiled loop, a version for each episode.
 
-The rules are those of ``rlstack.programs.policy_sets.versions``; the random draws are JAX's.
+The rules are those of ``rlstack.programs.build.policies.versions``; the random draws are JAX's.
 Between two calls of the loop the host adds versions.
 """
 

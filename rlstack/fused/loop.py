@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from rlstack.agent import Agent
+from rlstack.configs.replay import ReplayConfig
 from rlstack.fused.acting import Actors, Tally, strongly_typed
 from rlstack.fused.devices import WHOLE, Devices
 from rlstack.fused.learning import Updater, Updates
@@ -16,7 +17,6 @@ from rlstack.fused.queue import Queue
 from rlstack.fused.ring import Ring
 from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.networks.layers import forms
-from rlstack.replay import ReplayConfig
 from rlstack.types import Array, PRNGKey
 
 NO_LIMIT = 2**31 - 1

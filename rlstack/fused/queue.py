@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlstack.configs.replay import ReplayConfig
 from rlstack.fused.acting import Acting, Actors, Tally
 from rlstack.fused.learning import Learning, Updater, Updates
-from rlstack.replay import ReplayConfig
 from rlstack.types import Array, Batch, PRNGKey, PyTree, Transition
 
 

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rlstack.configs.replay import ReplayConfig
 from rlstack.fused.acting import Acting, Actors, Tally
 from rlstack.fused.learning import Learning, Updater, Updates
 from rlstack.fused.packed import PackedSteps
 from rlstack.fused.sum_tree import SumTree, scaled
-from rlstack.replay import ReplayConfig
 from rlstack.replay.memory import ring_shape
 from rlstack.replay.prioritized import PRIORITY_FLOOR
 from rlstack.types import Array, Batch, PRNGKey, StepType, Transition

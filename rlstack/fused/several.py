@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from rlstack.agent import Agent
+from rlstack.configs.replay import ReplayConfig
 from rlstack.fused.acting import Actors, Tally
 from rlstack.fused.devices import Devices
 from rlstack.fused.learning import Learning, Updater, Updates
@@ -23,7 +24,6 @@ from rlstack.fused.queue import StepQueue
 from rlstack.fused.ring import Ring
 from rlstack.fused.seats import Player, SetActing, SetActors, SetKeys
 from rlstack.jax_envs.environment import BatchedEnv
-from rlstack.replay import ReplayConfig
 from rlstack.types import Array, Batch, PRNGKey
 
 ByName = dict[str, Any]

@@ -7,21 +7,19 @@ to the device, while an update runs.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import math
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlstack import devices
 from rlstack.agent import Agent, EpochAgent
-from rlstack.checks import Checked
+from rlstack.configs.learner import LearnerConfig
 from rlstack.devices.placement import Placement
 from rlstack.learning.by_minibatch import CallByMinibatch, DividedCalls
 from rlstack.learning.by_share import can_be_divided
@@ -45,43 +43,11 @@ from rlstack.types import (
 _NO_KEYS = np.zeros(0, np.uint64)
 
 
-@dataclasses.dataclass(frozen=True)
-class LearnerConfig(Checked):
-    """How the learner runs its agent's updates."""
-
-    devices: tuple[int, ...] = ()
-    """Devices that share each batch, by their index in jax.local_devices(). Their number must
-    divide the batch size. By default JAX's default device."""
-    processes: int = 1
-    """Number of learner processes. Each learns from its share of the actors and of each batch, and
-    their gradients are averaged. It must divide the batch size and the number of actors (topologies
-    of several nodes, with launch processes or ray)."""
-    prefetch: Literal["auto", "on", "off"] = "auto"
-    """Whether the next batch is drawn, and moved to the device, while an update runs. Priorities
-    then reach the replay one batch later. auto: with an accelerator, except in a single process and
-    in lock-step. On a CPU it gains nothing, because updates run in the calling thread."""
-    minibatches: Literal["auto", "scan", "calls"] = "auto"
-    """How an agent with epochs runs its minibatches: in one compiled loop (scan), or in one call
-    per minibatch (calls). auto chooses calls for convolutions on the CPU, because XLA's loops are
-    many times slower there."""
-    micro_batches: int = 1
-    """Number of parts of a batch (with epochs: of a minibatch) that the network learns from one
-    after another. The update stays the same, except for the order of sums. Raise it if a batch does
-    not fit into the device's memory; each update then runs the network forward twice."""
-    check_finite: bool = True
-    """Whether an update whose loss or gradient is NaN or infinite stops the run. Its inputs are
-    saved for `rlstack rerun`."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require("devices", devices.are_distinct(self.devices), "distinct and at least 0")
-        self.require_at_least(1, "micro_batches", "processes")
-
-    def in_micro_batches(self, agent: Agent) -> Agent:
-        """Returns the agent as it learns; raises what `rlstack.networks.in_parts` raises."""
-        if self.micro_batches == 1:
-            return agent
-        return agent.with_network(lambda network: in_parts(network, self.micro_batches))
+def in_micro_batches(agent: Agent, cfg: LearnerConfig) -> Agent:
+    """Returns the agent as it learns; raises what `rlstack.networks.in_parts` raises."""
+    if cfg.micro_batches == 1:
+        return agent
+    return agent.with_network(lambda network: in_parts(network, cfg.micro_batches))
 
 
 class NonFiniteError(ArithmeticError):
@@ -128,7 +94,7 @@ class Learner(Node):
         """
         self._cfg = cfg
         self._replay_buffer = replay_buffer
-        agent = cfg.in_micro_batches(agent)
+        agent = in_micro_batches(agent, cfg)
         self._placement = Placement(cfg.devices, cfg.processes)
         # One function, because the start of a node waits for each compilation.
         begin = CompiledQuickly(functools.partial(_begin, agent))

@@ -2,8 +2,14 @@
 
 Pure.
 
-May import: rlstack, rlstack.distributions, rlstack.imports, rlstack.math, rlstack.specs.
+May import: rlstack, rlstack.configs, rlstack.distributions, rlstack.imports, rlstack.math,
+rlstack.specs.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
 
 from rlstack.imports.deferred import defer_package, deferred
 
@@ -11,8 +17,13 @@ from rlstack.imports.deferred import defer_package, deferred
 with deferred("haiku.experimental.flax", "haiku.testing"):
     import haiku as _haiku  # noqa: F401
 
+from rlstack.configs.entities import (
+    RaggedTransformerConfig,
+    RelativePositionsConfig,
+    TranslationConfig,
+)
+from rlstack.configs.network import NetworkConfig
 from rlstack.networks.actor_critic import actor_critic
-from rlstack.networks.adapters import from_equinox, from_flax
 from rlstack.networks.base import (
     ActorCriticOutput,
     Network,
@@ -21,7 +32,6 @@ from rlstack.networks.base import (
     from_functions,
     recurrent,
 )
-from rlstack.networks.config import NetworkConfig
 from rlstack.networks.layers.convolution import Conv2D
 from rlstack.networks.layers.dense import BatchNorm, SpectralLinear
 from rlstack.networks.layers.linear import NoisyLinear
@@ -40,12 +50,6 @@ from rlstack.networks.q_network import (
     q_network,
     q_network_without_noise,
 )
-from rlstack.networks.ragged.config import (
-    RaggedTransformerConfig,
-    RelativePositionsConfig,
-    TranslationConfig,
-)
-from rlstack.networks.ragged.transformer import ragged_policy, ragged_transformer
 from rlstack.networks.stateful import (
     feed_forward_with_state,
     network_with_state,
@@ -58,6 +62,10 @@ from rlstack.networks.torsos import (
     NatureTorso,
     observation_features,
 )
+
+if TYPE_CHECKING:
+    from rlstack.networks.adapters import from_equinox, from_flax
+    from rlstack.networks.ragged.transformer import ragged_policy, ragged_transformer
 
 # JAX needs LAPACK for orthogonal initial weights, and takes it from two modules of this package.
 # The package itself takes ten times as long to import as these modules.
@@ -103,3 +111,17 @@ __all__ = [
     "recurrent",
     "recurrent_with_state",
 ]
+
+_LATER = {
+    "from_equinox": "adapters",
+    "from_flax": "adapters",
+    "ragged_policy": "ragged.transformer",
+    "ragged_transformer": "ragged.transformer",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Imports what few networks need when it is first used."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)

@@ -11,12 +11,12 @@ import numpy as np
 from dm_env import specs
 
 from rlstack import distributions
+from rlstack.configs.network import NetworkConfig
 from rlstack.networks.base import ActorCriticOutput, Network
-from rlstack.networks.config import NetworkConfig
+from rlstack.networks.configured import features_of, feed_forward_of, recurrent_of
 from rlstack.networks.layers.linear import Linear
 from rlstack.networks.precision import in_float32
 from rlstack.networks.ragged.entity_layout import is_entity_spec
-from rlstack.networks.ragged.transformer import ragged_policy, ragged_transformer
 from rlstack.networks.torsos import has_critic_state
 from rlstack.types import PyTree
 
@@ -50,6 +50,8 @@ def actor_critic(
     """
     cfg = cfg or NetworkConfig()
     if is_entity_spec(obs_spec):
+        from rlstack.networks.ragged.transformer import ragged_transformer
+
         cfg.require_for_entities()
         return ragged_transformer(obs_spec, action_spec, cfg.entities)
     _check("actor_critic", cfg, action_spec)
@@ -59,21 +61,21 @@ def actor_critic(
     heads = functools.partial(_heads, action_spec, cfg)
 
     def shared(observation: PyTree, is_training: bool) -> jax.Array:
-        return cfg.encode(obs_spec, observation, "torso", is_training)
+        return features_of(cfg, obs_spec, observation, "torso", is_training)
 
     def policy_features(observation: PyTree, is_training: bool) -> jax.Array:
-        return cfg.encode(obs_spec, observation, "policy_torso", is_training)
+        return features_of(cfg, obs_spec, observation, "policy_torso", is_training)
 
     def value_features(observation: PyTree, is_training: bool) -> jax.Array:
-        return cfg.encode(obs_spec, observation, "value_torso", is_training, cfg.critic_input)
+        return features_of(cfg, obs_spec, observation, "value_torso", is_training, cfg.critic_input)
 
     centralised = has_critic_state(obs_spec)
     if centralised and cfg.shared:
         raise ValueError(_SHARED)
     if cfg.core != "none":
         if centralised:
-            return cfg.recurrent(policy_features, heads, obs_spec, beside=value_features)
-        return cfg.recurrent(shared, lambda hidden: heads(hidden, hidden), obs_spec)
+            return recurrent_of(cfg, policy_features, heads, obs_spec, beside=value_features)
+        return recurrent_of(cfg, shared, lambda hidden: heads(hidden, hidden), obs_spec)
 
     def forward(observation: PyTree, is_training: bool) -> ActorCriticOutput:
         if cfg.shared:
@@ -83,7 +85,7 @@ def actor_critic(
             policy_features(observation, is_training), value_features(observation, is_training)
         )
 
-    return cfg.feed_forward(forward, obs_spec)
+    return feed_forward_of(cfg, forward, obs_spec)
 
 
 def _heads(
@@ -107,24 +109,26 @@ def policy_network(
     """
     cfg = cfg or NetworkConfig()
     if is_entity_spec(obs_spec):
+        from rlstack.networks.ragged.transformer import ragged_policy
+
         cfg.require_for_entities()
         return ragged_policy(obs_spec, action_spec, cfg.entities)
     _check("policy_network", cfg, action_spec)
     cfg.require_unused("a policy without a value", "shared", "critic_input")
 
     def encode(observation: PyTree, is_training: bool) -> jax.Array:
-        return cfg.encode(obs_spec, observation, "torso", is_training)
+        return features_of(cfg, obs_spec, observation, "torso", is_training)
 
     def head(features: jax.Array) -> jax.Array:
         return policy_head(action_spec, features, cfg.policy_log_std)
 
     if cfg.core != "none":
-        return cfg.recurrent(encode, head, obs_spec)
+        return recurrent_of(cfg, encode, head, obs_spec)
 
     def forward(observation: PyTree, is_training: bool) -> jax.Array:
         return head(encode(observation, is_training))
 
-    return cfg.feed_forward(forward, obs_spec)
+    return feed_forward_of(cfg, forward, obs_spec)
 
 
 def _check(where: str, cfg: NetworkConfig, action_spec: PyTree) -> None:

@@ -17,8 +17,9 @@ import numpy as np
 from dm_env import specs
 
 from rlstack import distributions
+from rlstack.configs.network import NetworkConfig
 from rlstack.networks.base import Apply, Network
-from rlstack.networks.config import NetworkConfig
+from rlstack.networks.configured import dense_features, features_of, feed_forward_of, torso_of
 from rlstack.networks.layers.linear import Linear
 from rlstack.networks.precision import in_float32
 from rlstack.networks.q_network import q_network
@@ -137,28 +138,28 @@ def _checked(cfg: NetworkConfig | None, where: str, *, discrete: bool = False) -
 
 def _policy(obs_spec: PyTree, size: int, cfg: NetworkConfig) -> Network:
     def forward(observation: PyTree, is_training: bool) -> jax.Array:
-        features = cfg.encode(obs_spec, observation, "torso", is_training)
+        features = features_of(cfg, obs_spec, observation, "torso", is_training)
         # Near zero, so that the initial policy prefers no action.
         init = hk.initializers.Orthogonal(0.01)
         return in_float32(Linear(size, w_init=init, name="policy_head"))(features)
 
-    return cfg.feed_forward(forward, obs_spec)
+    return feed_forward_of(cfg, forward, obs_spec)
 
 
 def _action_critic(obs_spec: PyTree, action_spec: specs.Array, cfg: NetworkConfig) -> Network:
     def forward(inputs: CriticInput, is_training: bool) -> jax.Array:
         if cfg.torso == "mlp":
-            seen = cfg.dense_features(obs_spec, inputs.observation)
+            seen = dense_features(cfg, obs_spec, inputs.observation)
             flat = seen.reshape((seen.shape[0], -1))
-            torso = cfg.make_torso("torso", is_training)
+            torso = torso_of(cfg, "torso", is_training)
             hidden = torso(jnp.concatenate([flat, inputs.action], axis=-1))
         else:
             # The action is concatenated after the convolutions; one more layer combines the two.
-            features = cfg.encode(obs_spec, inputs.observation, "torso", is_training)
+            features = features_of(cfg, obs_spec, inputs.observation, "torso", is_training)
             joined = jnp.concatenate([features, inputs.action], axis=-1)
             init = hk.initializers.Orthogonal(np.sqrt(2))
             hidden = jax.nn.relu(Linear(cfg.hidden_sizes[-1], w_init=init)(joined))
         init = hk.initializers.Orthogonal(1.0)
         return in_float32(Linear(1, w_init=init, name="value_head"))(hidden)[..., 0]
 
-    return cfg.feed_forward(forward, CriticInput(obs_spec, action_spec))
+    return feed_forward_of(cfg, forward, CriticInput(obs_spec, action_spec))

@@ -10,19 +10,19 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Literal, ParamSpec
+from typing import ParamSpec
 
 import haiku as hk
 import jax
 import jax.numpy as jnp
 import jmp
 
+from rlstack.configs.network import Precision
 from rlstack.networks.base import as_float32
 from rlstack.networks.layers.convolution import Conv2D
 from rlstack.networks.layers.linear import Linear, NoisyLinear
 from rlstack.types import PyTree
 
-Precision = Literal["float32", "bfloat16"]
 _Arguments = ParamSpec("_Arguments")
 _LAYERS = (hk.Linear, Linear, NoisyLinear, Conv2D)  # those that compute in less precision
 

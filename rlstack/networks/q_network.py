@@ -12,8 +12,9 @@ import numpy as np
 from dm_env import specs
 
 from rlstack.checks import WrongKindError
+from rlstack.configs.network import NetworkConfig
 from rlstack.networks.base import Network
-from rlstack.networks.config import NetworkConfig
+from rlstack.networks.configured import features_of, feed_forward_of, recurrent_of
 from rlstack.networks.layers.linear import linear
 from rlstack.networks.precision import in_float32
 from rlstack.types import Array, PyTree
@@ -113,7 +114,7 @@ def implicit_q_network(
     gain = hk.initializers.Orthogonal(np.sqrt(2))
 
     def forward(inputs: AtFractions, is_training: bool) -> jax.Array:
-        features = cfg.encode(obs_spec, inputs.observation, "torso", is_training)[:, None]
+        features = features_of(cfg, obs_spec, inputs.observation, "torso", is_training)[:, None]
         angles = np.pi * jnp.arange(cfg.num_cosines) * inputs.fractions[..., None]
         embed = linear(size, noise=cfg.noisy_sigma, name="fraction_embedding")
         embedding = jax.nn.relu(embed(jnp.cos(angles)))
@@ -121,7 +122,7 @@ def implicit_q_network(
         quantiles = _heads(cfg, num_actions, 1, activation(mix(features * embedding)))
         return jnp.moveaxis(quantiles[..., 0], 1, -1)
 
-    return cfg.feed_forward(forward, AtFractions(obs_spec, specs.Array((1,), np.float32)))
+    return feed_forward_of(cfg, forward, AtFractions(obs_spec, specs.Array((1,), np.float32)))
 
 
 def _count_actions(where: str, action_spec: specs.Array) -> int:
@@ -144,15 +145,15 @@ def _encoded(
     """Builds a network from the configured torso, the optional core, and ``decode``."""
 
     def encode(observation: PyTree, is_training: bool) -> jax.Array:
-        return cfg.encode(obs_spec, observation, "torso", is_training)
+        return features_of(cfg, obs_spec, observation, "torso", is_training)
 
     if cfg.core != "none":
-        return cfg.recurrent(encode, decode, obs_spec)
+        return recurrent_of(cfg, encode, decode, obs_spec)
 
     def forward(observation: PyTree, is_training: bool) -> jax.Array:
         return decode(encode(observation, is_training))
 
-    return cfg.feed_forward(forward, obs_spec)
+    return feed_forward_of(cfg, forward, obs_spec)
 
 
 def _heads(cfg: NetworkConfig, num_actions: int, num_atoms: int, features: jax.Array) -> jax.Array:

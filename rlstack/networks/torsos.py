@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
+from rlstack.configs.network import ImageAxes
 from rlstack.networks.layers.convolution import Conv2D
 from rlstack.networks.layers.dense import PLAIN, Block, dense
 from rlstack.networks.layers.linear import linear
@@ -27,8 +28,6 @@ CRITIC_STATE = "critic_state"  # what only a critic sees, in learning: the state
 # Whose torso reads an observation. A policy never sees an entry CRITIC_STATE; a critic sees it with
 # the other entries (all), or alone (state).
 Reader = Literal["policy", "all", "state"]
-# The order of the axes of images: [height, width, channels], or with the channels first.
-ImageAxes = Literal["auto", "hwc", "chw"]
 # Dense layers learn from any order. They get uint8 images with the shortest axis last, as params
 # of earlier versions expect, and other arrays as they are.
 DENSE: Literal["dense"] = "dense"

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from rlstack.checks import WrongKindError
+from rlstack.configs.replay import ReplayConfig
 from rlstack.references import call_factory, check_callable, name_of
-from rlstack.replay.base import ReplayConfig
 from rlstack.replay.episode_returns import EpisodeReturns
 from rlstack.replay.memory import ring_shape
 from rlstack.replay.prioritized import importance_weights

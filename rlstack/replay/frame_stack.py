@@ -18,7 +18,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from rlstack.replay.base import ReplayBuffer, ReplayConfig, Sample
+from rlstack.configs.replay import ReplayConfig
+from rlstack.replay.base import ReplayBuffer, Sample
 from rlstack.replay.memory import BUFFERS
 from rlstack.replay.step_counter import restore_into
 from rlstack.types import Batch, Logs, PyTree, StepType, Trajectory, Transition

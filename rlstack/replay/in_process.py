@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from rlstack.replay.base import ReplayClosedError, ReplayConfig, Sample
+from rlstack.configs.replay import ReplayConfig
+from rlstack.replay.base import ReplayClosedError, Sample
 from rlstack.replay.storage import StepRing
 from rlstack.replay.table import ItemTable
 from rlstack.types import Logs, PyTree, Transition

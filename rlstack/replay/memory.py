@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
-from rlstack.replay.base import ReplayConfig
+from rlstack.configs.replay import ReplayConfig
 from rlstack.types import Transition
 
 BUFFERS = 2  # number of returned batches that keep their values

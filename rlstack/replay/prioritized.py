@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlstack.replay.base import ReplayConfig
+from rlstack.configs.replay import ReplayConfig
 from rlstack.replay.samplers import Cells, Uniform
 from rlstack.types import PyTree
 

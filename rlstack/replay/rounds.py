@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlstack.replay.base import ReplayConfig
+from rlstack.configs.replay import ReplayConfig
 from rlstack.types import StepType, Transition
 
 _LAST = int(StepType.LAST)

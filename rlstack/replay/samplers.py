@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlstack.replay.base import ReplayConfig
+from rlstack.configs.replay import ReplayConfig
 from rlstack.types import PyTree
 
 Cells = slice | np.ndarray

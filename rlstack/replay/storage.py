@@ -12,7 +12,7 @@ import sys
 import jax
 import numpy as np
 
-from rlstack.replay.base import ReplayConfig
+from rlstack.configs.replay import ReplayConfig
 from rlstack.replay.memory import BUFFERS, check_memory, reader_bytes, ring_shape, step_bytes
 from rlstack.types import PyTree, Trajectory, Transition
 

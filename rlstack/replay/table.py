@@ -11,7 +11,8 @@ import time
 
 import numpy as np
 
-from rlstack.replay.base import ReplayConfig, ReplayTimeoutError, Sample, as_logs
+from rlstack.configs.replay import ReplayConfig
+from rlstack.replay.base import ReplayTimeoutError, Sample, as_logs
 from rlstack.replay.custom import CustomSampler
 from rlstack.replay.memory import ring_shape
 from rlstack.replay.prioritized import Prioritized, checked_priorities

@@ -1,4 +1,4 @@
 """Files: checkpoints, datasets and logs.
 
-May import: rlstack, rlstack.envs, rlstack.replay.
+May import: rlstack, rlstack.configs, rlstack.envs, rlstack.replay.
 """

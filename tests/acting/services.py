@@ -6,11 +6,9 @@ import time
 import jax
 import numpy as np
 
-from rlstack.acting.inference_service import (
-    InferenceService,
-    ServiceConfig,
-)
+from rlstack.acting.inference_service import InferenceService
 from rlstack.acting.inferencer import Inferencer
+from rlstack.configs.acting import ServiceConfig
 from rlstack.types import TimeStep
 from tests.agent_cases import MID, CountingAgent
 

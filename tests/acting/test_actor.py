@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from rlstack.acting.actor import Actor, transition_spec
-from rlstack.acting.inference import Inference, InferencerConfig
+from rlstack.acting.inference import Inference
 from rlstack.acting.inferencer import Inferencer
+from rlstack.configs.acting import InferencerConfig
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.fused.acting import account, no_tally
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError

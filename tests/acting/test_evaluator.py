@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from rlstack.acting.evaluator import Evaluator, EvaluatorConfig, as_logs
+from rlstack.acting.evaluator import Evaluator, as_logs
+from rlstack.configs.acting import EvaluatorConfig
 from rlstack.types import TimeStep
 from tests.agent_cases import FIRST, LAST, MID, CountingAgent
 

@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 
 from rlstack.acting.batches import padded_sizes
-from rlstack.acting.inference import InferencerConfig
-from rlstack.acting.inference_service import (
-    ServiceConfig,
-)
 from rlstack.acting.inferencer import Inferencer
 from rlstack.acting.params import ParamsPuller
+from rlstack.configs.acting import InferencerConfig, ServiceConfig
 from tests.acting.services import (
     KEY,
     Call,

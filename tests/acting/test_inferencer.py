@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inferencer import Inferencer
+from rlstack.configs.acting import InferencerConfig
 from rlstack.exploration import RunCounts
 from rlstack.types import TimeStep
 from tests.agent_cases import FIRST, LAST, MID, CountingAgent, assert_close, case, random_timesteps

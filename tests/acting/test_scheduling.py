@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inferencer import Inferencer, acting_options
 from rlstack.acting.params import FixedParams
-from rlstack.programs.components.agent import make_agent
-from rlstack.programs.presets import preset
+from rlstack.configs.acting import InferencerConfig
+from rlstack.programs.build.agent import make_agent
+from rlstack.programs.config.presets import preset
 from rlstack.types import EnvSpec
 from tests.agent_cases import ONE_OF_4, VECTOR, random_timesteps
 

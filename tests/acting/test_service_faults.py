@@ -9,12 +9,9 @@ import pytest
 from rlstack import rpc
 from rlstack.acting.inference import Inference
 from rlstack.acting.inference_client import InferenceClient
-from rlstack.acting.inference_service import (
-    InferenceError,
-    InferenceService,
-    ServiceConfig,
-)
+from rlstack.acting.inference_service import InferenceError, InferenceService
 from rlstack.acting.request_queue import ServiceClosedError, StaleIncarnationError
+from rlstack.configs.acting import ServiceConfig
 from rlstack.rpc import RemoteObject, StoppedError, codec
 from tests.acting.services import (
     PATIENT,

@@ -15,7 +15,7 @@ from rlstack.exploration import Sample
 from rlstack.families.policy_gradient import PolicyGradientOutput, masked_mean, standardised
 from rlstack.networks import NetworkConfig, actor_critic
 from rlstack.optimizers import OptimizerConfig
-from rlstack.programs.presets import preset
+from rlstack.programs.config.presets import preset
 from rlstack.types import Batch, TimeStep, Trajectory
 from tests.agent_cases import (
     IMAGE,

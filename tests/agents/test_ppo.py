@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from rlstack.agents.ppo import PPO, PPOConfig, PPORows
+from rlstack.configs.learner import LearnerConfig
 from rlstack.exploration import Sample
 from rlstack.families.policy_gradient import PolicyGradientOutput
-from rlstack.learning.learner import Learner, LearnerConfig
+from rlstack.learning.learner import Learner
 from rlstack.networks import (
     ActorCriticOutput,
     Network,

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from rlstack.acting.actor import Actor
-from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inferencer import Inferencer
 from rlstack.agents import AGENTS
 from rlstack.agents.r2d2 import R2D2, R2D2Config, R2D2Output, R2D2State
+from rlstack.configs.acting import InferencerConfig
 from rlstack.envs import SyncEnv
 from rlstack.exploration import EpsilonGreedy, Greedy, initial_counts
 from rlstack.networks import Network, NetworkConfig, q_network

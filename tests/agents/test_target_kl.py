@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from rlstack.agents.ppo import PPO, PPOConfig
-from rlstack.learning.learner import Learner, LearnerConfig
+from rlstack.configs.learner import LearnerConfig
+from rlstack.learning.learner import Learner
 from rlstack.replay import Sample
 from rlstack.types import LearnerOutput
 from tests.agent_cases import FAST, NORMALISED, ONE_OF_4, VECTOR, Case, Setting

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstack.acting.inference_service import ServiceConfig
 from rlstack.acting.inferencer import Inferencer
 from rlstack.agent import Agent
 from rlstack.agents.bc import BCConfig
@@ -22,6 +21,7 @@ from rlstack.agents.pqn import PQNConfig
 from rlstack.agents.r2d2 import R2D2Config
 from rlstack.agents.sac import SACConfig
 from rlstack.agents.td3 import TD3Config
+from rlstack.configs.acting import ServiceConfig
 from rlstack.exploration import Greedy
 from rlstack.networks import NetworkConfig, actor_critic, q_network
 from rlstack.rpc import codec

@@ -16,7 +16,7 @@ from benchmarks.accelerator import child, whole_runs
 from benchmarks.accelerator.parts import FULL, MORE, QUICK, Part
 from benchmarks.accelerator.settings import experiment_of, for_many_cores, in_topology
 from rlstack.acting.inferencer import Inferencer
-from rlstack.programs.presets import preset
+from rlstack.programs.config.presets import preset
 
 ROOT = Path(__file__).resolve().parents[2]
 

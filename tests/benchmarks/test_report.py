@@ -14,9 +14,9 @@ from rlstack.families.policy_gradient import PolicyGradientOutput
 from rlstack.math import returns
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
-from rlstack.programs.components.agent import make_agent
-from rlstack.programs.components.environments import make_env
-from rlstack.programs.experiment import EnvConfig
+from rlstack.programs.build.agent import make_agent
+from rlstack.programs.build.environments import make_env
+from rlstack.programs.config.experiment import EnvConfig
 from rlstack.types import TimeStep
 
 

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstack.acting.inference import InferencerConfig
+from rlstack.configs.acting import InferencerConfig
+from rlstack.configs.learner import LearnerConfig
 from rlstack.devices import check
-from rlstack.learning.learner import Learner, LearnerConfig
+from rlstack.learning.learner import Learner
 from rlstack.replay import Sample
 from tests.agent_cases import assert_close, case
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from benchmarks.learner_group import collectives
+from rlstack.configs.learner import LearnerConfig
 from rlstack.learning import by_minibatch, divided
-from rlstack.learning.learner import Learner, LearnerConfig
+from rlstack.learning.learner import Learner
 from rlstack.learning.update import OneCall
 from rlstack.replay import Sample
 from tests.agent_cases import Case, assert_close, case

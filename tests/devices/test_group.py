@@ -12,9 +12,10 @@ import jax
 import numpy as np
 import pytest
 
+from rlstack.configs.learner import LearnerConfig
 from rlstack.devices import group
 from rlstack.learning import divided
-from rlstack.learning.learner import Learner, LearnerConfig, NonFiniteError
+from rlstack.learning.learner import Learner, NonFiniteError
 from rlstack.replay import Sample
 from tests.agent_cases import assert_close, case
 from tests.programs.networks import network

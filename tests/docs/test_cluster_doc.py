@@ -30,8 +30,10 @@ def commands(path):
 def test_every_command_of_the_page_is_one(monkeypatch):
     scripts = pytest.importorskip("ray.scripts.scripts")
     seen = []
-    monkeypatch.setattr(cli.train, "run", lambda experiment, *_, **__: seen.append(experiment))
-    monkeypatch.setattr(cli, "_print_result", lambda result: 0)
+    monkeypatch.setattr(
+        "rlstack.programs.run.train.run", lambda experiment, *_, **__: seen.append(experiment)
+    )
+    monkeypatch.setattr("rlstack.programs.cli.train._print_result", lambda result: 0)
     counts = {"ray": 0, "rlstack": 0}
     for name in ("cluster.md", "security.md", "cluster/ray_up.yaml"):
         for program, command, *words in commands(DOCS / name):
@@ -47,7 +49,7 @@ def test_every_command_of_the_page_is_one(monkeypatch):
 
 
 def test_every_option_of_the_table_is_in_the_config():
-    from rlstack.programs.program_config import RayConfig
+    from rlstack.programs.config.program_config import RayConfig
 
     page = (DOCS / "cluster.md").read_text()
     options = re.findall(r"^\| `([a-z][a-z-]*)", page[page.index("Who gets what") :], re.MULTILINE)

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from rlstack.agents import AGENTS
-from rlstack.programs.presets import PRESETS, preset
+from rlstack.programs.config.presets import PRESETS, preset
 
 ROOT = Path(__file__).resolve().parents[2]
 ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text()

@@ -5,7 +5,7 @@ import re
 
 from rlstack.entity.games import GAMES
 from rlstack.networks import RaggedTransformerConfig
-from rlstack.programs.presets import PRESETS
+from rlstack.programs.config.presets import PRESETS
 from tests.docs.pages import blocks, text_of
 from tests.docs.test_pages import runs_blocks
 

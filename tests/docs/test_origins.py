@@ -8,7 +8,7 @@ import re
 import pytest
 
 from rlstack.agents import AGENTS
-from rlstack.programs.experiment import EnvConfig, Experiment
+from rlstack.programs.config.experiment import EnvConfig, Experiment
 from rlstack.replay import ReplayConfig
 from tests.docs.pages import ROOT, code_spans, text_of
 

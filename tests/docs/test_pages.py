@@ -8,7 +8,7 @@ import pytest
 from rlstack import stateful_params
 from rlstack.agent import EpochAgent
 from rlstack.programs.__main__ import USAGE
-from rlstack.programs.presets import PRESETS
+from rlstack.programs.config.presets import PRESETS
 from tests.docs.pages import BLOCKS, PAGES, ROOT, blocks, code_spans, commands, section, text_of
 
 ALL_SECONDS = 900  # for the blocks of one page

@@ -10,7 +10,7 @@ from rlstack.entity import as_dm_env, jax_games
 from rlstack.entity.games.count import Count
 from rlstack.entity.games.multi_snake import BODY, MultiSnake
 from rlstack.jax_envs.environment import BatchedEnv
-from rlstack.programs.presets import preset
+from rlstack.programs.config.presets import preset
 from rlstack.types import StepType
 from tests.agent_cases import assert_close
 

@@ -8,9 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from rlstack.acting.evaluator import EvaluatorConfig
-from rlstack.programs.experiment import ProgramConfig, from_json, to_json, use_modules
-from rlstack.programs.presets import preset
+from rlstack.configs.acting import EvaluatorConfig
+from rlstack.programs.config.encoding import from_json, to_json
+from rlstack.programs.config.experiment import ProgramConfig, use_modules
+from rlstack.programs.config.presets import preset
 from rlstack.programs.run import train
 
 BASE_STOCK, FORECAST_STOCK = 1_310, 1_570  # of the page; tested below

@@ -9,13 +9,13 @@ import pytest
 from rlstack import distributions, exploration
 from rlstack.checks import WrongKindError
 from rlstack.exploration import Counts, PolicyConfig
-from rlstack.programs.components.agent import make_agent
-from rlstack.programs.components.environments import make_env
-from rlstack.programs.presets import preset
+from rlstack.programs.build.agent import make_agent
+from rlstack.programs.build.environments import make_env
+from rlstack.programs.config.presets import preset
 
 
 def values(config, steps, num_envs=4):
-    made = config.make(num_envs)
+    made = exploration.make_policy(config, num_envs)
     counts = Counts(np.array(steps), np.array(steps), np.arange(len(steps)))
     return made.temperature(counts)
 
@@ -30,11 +30,17 @@ def test_schedules_count_the_steps_of_all_environments_or_the_episodes_of_each()
 
 
 def test_each_kind_makes_its_policy():
-    assert PolicyConfig("sample").make(2) == exploration.Sample()
-    assert PolicyConfig("epsilon_greedy", start=0.1).make(2) == exploration.EpsilonGreedy(0.1)
-    assert PolicyConfig("gaussian_noise", start=0.2).make(2) == exploration.GaussianNoise(0.2)
-    assert PolicyConfig("uniform_noise", start=0.2).make(2) == exploration.UniformNoise(0.2)
-    warm = PolicyConfig("softmax", start=2.0, warm_up=30).make(2)
+    assert exploration.make_policy(PolicyConfig("sample"), 2) == exploration.Sample()
+    assert exploration.make_policy(
+        PolicyConfig("epsilon_greedy", start=0.1), 2
+    ) == exploration.EpsilonGreedy(0.1)
+    assert exploration.make_policy(
+        PolicyConfig("gaussian_noise", start=0.2), 2
+    ) == exploration.GaussianNoise(0.2)
+    assert exploration.make_policy(
+        PolicyConfig("uniform_noise", start=0.2), 2
+    ) == exploration.UniformNoise(0.2)
+    warm = exploration.make_policy(PolicyConfig("softmax", start=2.0, warm_up=30), 2)
     assert warm == exploration.WarmUp(exploration.Softmax(2.0), 30, 2)
 
 
@@ -65,7 +71,7 @@ def test_an_experiment_uses_it_and_schedules_need_an_agent_that_counts():
         spec = env.spec
     chosen = PolicyConfig("softmax", "linear")
     made = make_agent(dataclasses.replace(experiment, policy=chosen), spec)
-    assert made.policy == chosen.make(experiment.total_envs)
+    assert made.policy == exploration.make_policy(chosen, experiment.total_envs)
     other = dataclasses.replace(preset("cartpole-random"), policy=chosen)
     with pytest.raises(ValueError, match="whose state does not count steps"):
         make_agent(other, spec)

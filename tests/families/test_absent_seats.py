@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from rlstack.agent import EpochAgent
-from rlstack.families.normalised import NormalisationConfig, normalised
+from rlstack.configs.normalisation import NormalisationConfig
+from rlstack.families.normalised import normalised
 from rlstack.math.n_step import n_step
 from tests.agent_cases import (
     FIRST,

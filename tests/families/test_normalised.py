@@ -11,14 +11,9 @@ from rlstack.agent import EpochAgent
 from rlstack.agents.dqn import DQN
 from rlstack.agents.fixed import Random, RandomConfig, no_network
 from rlstack.agents.ppo import PPO
+from rlstack.configs.normalisation import NormalisationConfig
 from rlstack.exploration import Greedy, Sample
-from rlstack.families.normalised import (
-    NormalisationConfig,
-    Normalised,
-    NormalisedEpochs,
-    Statistics,
-    normalised,
-)
+from rlstack.families.normalised import Normalised, NormalisedEpochs, Statistics, normalised
 from rlstack.math.running_statistics import RunningStatistics
 from rlstack.networks import actor_critic, q_network
 from tests.agent_cases import (

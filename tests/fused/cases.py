@@ -7,11 +7,11 @@ import numpy as np
 from rlstack.agents.a2c import A2CConfig
 from rlstack.agents.fixed import RandomConfig, ScriptedConfig
 from rlstack.fused.loop import NO_LIMIT, Limits
-from rlstack.programs.experiment import EnvConfig
-from rlstack.programs.fused_config import FusedConfig
-from rlstack.programs.member_config import HistoryConfig, MemberConfig
-from rlstack.programs.presets.registry import on_policy_replay
-from tests.programs.policy_sets.cases import DQN, DQN_REPLAY, small
+from rlstack.programs.config.experiment import EnvConfig
+from rlstack.programs.config.fused_config import FusedConfig
+from rlstack.programs.config.member_config import HistoryConfig, MemberConfig
+from rlstack.programs.config.presets.registry import on_policy_replay
+from tests.programs.multi_policy.cases import DQN, DQN_REPLAY, small
 
 _SHORT = FusedConfig(call_seconds=0.01)  # calls of any length
 STAY = ScriptedConfig("tests.fused.cases:stay")

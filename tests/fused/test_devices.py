@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from rlstack.programs.experiment import LearnerConfig
+from rlstack.programs.config.experiment import LearnerConfig
 from rlstack.programs.run import train
 from rlstack.programs.run.fused import Fused
 from tests.fused.test_fused_run import dqn, ppo, run, saved

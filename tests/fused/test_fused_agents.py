@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.agents import AGENTS
 from rlstack.agents.fixed import ScriptedConfig
-from rlstack.programs.experiment import EnvConfig
-from rlstack.programs.presets import PRESETS, preset
+from rlstack.configs.acting import EvaluatorConfig
+from rlstack.programs.config.experiment import EnvConfig
+from rlstack.programs.config.presets import PRESETS, preset
 from rlstack.programs.run import train
 from tests.programs.running import series
 

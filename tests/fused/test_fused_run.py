@@ -10,23 +10,23 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.agents.dqn import DQNConfig
 from rlstack.agents.ppo import PPOConfig
 from rlstack.checks import EnvError
+from rlstack.configs.acting import EvaluatorConfig
 from rlstack.fused.loop import NO_LIMIT, Limits
 from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.jax_envs.toy import Catch
 from rlstack.learning.learner import NonFiniteError
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
-from rlstack.programs.experiment import EnvConfig, Experiment, LearnerConfig
-from rlstack.programs.fused_config import FusedConfig
+from rlstack.programs.config.experiment import EnvConfig, Experiment, LearnerConfig
+from rlstack.programs.config.fused_config import FusedConfig
 from rlstack.programs.run import train
 from rlstack.programs.run.fused import Fused
 from rlstack.programs.run.fused_run import Keys, begin, make_parts
-from rlstack.programs.tracking import failed_update
-from rlstack.programs.tracking.signals import Interrupted
+from rlstack.programs.session import failed_update
+from rlstack.programs.session.signals import Interrupted
 from rlstack.replay import ReplayConfig
 from rlstack.storage import checkpoint, jsonl
 from tests.programs.running import nothing_left, params, same, series

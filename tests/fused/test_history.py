@@ -11,12 +11,12 @@ import pytest
 from rlstack.envs.seats.rock_paper_scissors import payoffs
 from rlstack.fused.history import HistoryActors, HistoryState, VersionTable
 from rlstack.jax_envs.factory import make_batch
-from rlstack.programs.policy_sets.loop import SeveralPolicies
-from rlstack.programs.policy_sets.tournament import tournament
 from rlstack.programs.run import train
 from rlstack.programs.run.fused_set import FusedSet
+from rlstack.programs.run.multi_policy import SeveralPolicies
+from rlstack.programs.tools.tournament import tournament
 from tests.fused.cases import called, throws
-from tests.programs.policy_sets.cases import trained
+from tests.programs.multi_policy.cases import trained
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -8,29 +8,30 @@ import numpy as np
 import pytest
 
 import rlstack
-from rlstack.acting.evaluator import EvaluatorConfig, by_policy
-from rlstack.families.normalised import NormalisationConfig
+from rlstack.acting.evaluator import by_policy
+from rlstack.configs.acting import EvaluatorConfig
+from rlstack.configs.normalisation import NormalisationConfig
 from rlstack.fused.loop import Limits
 from rlstack.learning.learner import NonFiniteError
+from rlstack.programs.build.policies.members import divide
 from rlstack.programs.cli import commands
-from rlstack.programs.experiment import EnvConfig, LearnerConfig
-from rlstack.programs.member_config import MemberConfig
-from rlstack.programs.policy_sets.loop import SeveralPolicies
-from rlstack.programs.policy_sets.members import divide
-from rlstack.programs.presets.registry import on_policy_replay
+from rlstack.programs.config.experiment import EnvConfig, LearnerConfig
+from rlstack.programs.config.member_config import MemberConfig
+from rlstack.programs.config.presets.registry import on_policy_replay
+from rlstack.programs.config.stop_config import StopConfig
 from rlstack.programs.run import train
 from rlstack.programs.run.fused import Fused
 from rlstack.programs.run.fused_set import FusedSet
-from rlstack.programs.sets import train as sets
-from rlstack.programs.sets.members import RunSet
-from rlstack.programs.stop_config import StopConfig
-from rlstack.programs.tracking.result import read_result
-from rlstack.programs.tracking.run_dir import RunDir
+from rlstack.programs.run.multi_policy import SeveralPolicies
+from rlstack.programs.session.result import read_result
+from rlstack.programs.session.run_dir import RunDir
+from rlstack.programs.study import study
+from rlstack.programs.study.trials import RunSet
 from rlstack.replay import ReplayConfig
 from rlstack.storage import checkpoint
 from tests.fused.cases import STAY, called, close, cover, mixed, on_policy, throws
 from tests.fused.test_fused_run import dqn, ppo
-from tests.programs.policy_sets.cases import DQN, leaves_equal, trained
+from tests.programs.multi_policy.cases import DQN, leaves_equal, trained
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -256,5 +257,5 @@ def test_batches_must_fit_the_rows_of_a_policy():
 
 @pytest.mark.slow
 def test_several_seeds_of_a_set_run_one_after_the_other(tmp_path):
-    ended = sets.run(RunSet(mixed(frames=300), (1, 2)), tmp_path / "set", stream=io.StringIO())
+    ended = study.run(RunSet(mixed(frames=300), (1, 2)), tmp_path / "set", stream=io.StringIO())
     assert [set(one.result.policies) for one in ended] == 2 * [{"actor", "deep"}]

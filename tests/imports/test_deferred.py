@@ -177,7 +177,7 @@ def _run(program):
 def test_commands_do_not_import_flax_which_haiku_imports_where_it_is_installed():
     _run("""if True:
         import sys
-        import rlstack.programs.cli.commands
+        import rlstack.programs.cli.train, rlstack.agents.ppo
         assert "haiku" in sys.modules and "flax" not in sys.modules
         import haiku as hk
         assert issubclass(hk.experimental.flax.Module, sys.modules["flax"].linen.Module)
@@ -187,7 +187,7 @@ def test_commands_do_not_import_flax_which_haiku_imports_where_it_is_installed()
 def test_commands_do_not_import_tools_for_tests():
     _run("""if True:
         import sys
-        import rlstack.programs.cli.commands
+        import rlstack.programs.cli.train, rlstack.agents.ppo
         assert "haiku" in sys.modules and "absl.testing" not in sys.modules
         import haiku as hk
         assert hk.testing.transform_and_run(lambda x: 2 * x)(3) == 6

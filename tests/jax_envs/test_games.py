@@ -15,8 +15,8 @@ from rlstack.jax_envs.cover import Cover, CoverState
 from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.jax_envs.factory import make_batch
 from rlstack.jax_envs.game import BatchedGame, GameOutcome
-from rlstack.programs.experiment import EnvConfig
-from rlstack.programs.presets import preset
+from rlstack.programs.config.experiment import EnvConfig
+from rlstack.programs.config.presets import preset
 from rlstack.types import StepType
 from tests.programs import running
 

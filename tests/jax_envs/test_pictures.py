@@ -16,9 +16,9 @@ from rlstack.envs import SyncEnv
 from rlstack.jax_envs.environment import Outcome
 from rlstack.jax_envs.game import GameOutcome
 from rlstack.jax_envs.libraries.gymnax_pictures import CLASSIC, classic_control, grid
-from rlstack.programs.env_config import EnvConfig
-from rlstack.programs.policies.stage import Stage
-from rlstack.programs.policies.watch import watch
+from rlstack.programs.config.env_config import EnvConfig
+from rlstack.programs.pictures.stage import Stage
+from rlstack.programs.pictures.watch import watch
 from tests.programs import running
 
 HERE = __name__

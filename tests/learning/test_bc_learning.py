@@ -10,7 +10,7 @@ import pytest
 from rlstack.agents.bc import BCConfig
 from rlstack.agents.fixed import ScriptedConfig
 from rlstack.optimizers import OptimizerConfig
-from rlstack.programs.presets import preset
+from rlstack.programs.config.presets import preset
 from rlstack.programs.run import train
 from rlstack.programs.run.offline import resolve_dataset
 from rlstack.programs.run.record import record

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from rlstack.networks import RelativePositionsConfig
-from rlstack.programs.components.agent import make_agent
-from rlstack.programs.components.environments import make_env
-from rlstack.programs.presets import PRESETS, preset
+from rlstack.programs.build.agent import make_agent
+from rlstack.programs.build.environments import make_env
+from rlstack.programs.config.presets import PRESETS, preset
 from tests.learning.test_learning import SEEDS, learned_return
 
 pytestmark = pytest.mark.one_lane

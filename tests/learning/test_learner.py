@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rlstack.configs.learner import LearnerConfig
 from rlstack.families.wrapped import Wrapped, WrappedEpochs
 from rlstack.fused.devices import Devices
 from rlstack.fused.learning import Learning, Updater
-from rlstack.learning.learner import Learner, LearnerConfig, NonFiniteError
+from rlstack.learning.learner import Learner, NonFiniteError
 from rlstack.replay import Sample
 from rlstack.storage.loggers import InMemoryLogger
 from tests.agent_cases import assert_close, case, quick_jit

@@ -9,16 +9,16 @@ import jax
 import numpy as np
 import pytest
 
-from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.agents.dqn import DQNConfig
 from rlstack.agents.ppo import PPO, PPOConfig
+from rlstack.configs.acting import EvaluatorConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
-from rlstack.programs.experiment import EnvConfig, Experiment
-from rlstack.programs.presets import preset
-from rlstack.programs.presets.registry import falling, on_policy_replay
+from rlstack.programs.config.experiment import EnvConfig, Experiment
+from rlstack.programs.config.presets import preset
+from rlstack.programs.config.presets.registry import falling, on_policy_replay
 from rlstack.programs.run.single_process import SingleProcess
-from rlstack.programs.tracking.periodic import PeriodicActions
+from rlstack.programs.session.periodic import PeriodicActions
 from rlstack.replay import ReplayConfig
 from rlstack.storage.loggers import InMemoryLogger
 

@@ -9,7 +9,7 @@ from rlstack.agents.sac import SACConfig
 from rlstack.agents.td3 import TD3Config
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
-from rlstack.programs.presets import preset
+from rlstack.programs.config.presets import preset
 from rlstack.replay import ReplayConfig
 from tests.learning.test_learning import learned_return, returns_of_seeds, toy
 

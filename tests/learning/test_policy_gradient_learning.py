@@ -8,7 +8,7 @@ from rlstack.agents.impala import ImpalaConfig
 from rlstack.agents.reinforce import ReinforceConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
-from rlstack.programs.presets import preset
+from rlstack.programs.config.presets import preset
 from tests.learning.test_learning import learned_return, returns_of_seeds, toy
 
 pytestmark = pytest.mark.one_lane

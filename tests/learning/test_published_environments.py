@@ -7,10 +7,10 @@ import dataclasses
 
 import pytest
 
-from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.configs.acting import EvaluatorConfig
 from rlstack.networks import NetworkConfig
-from rlstack.programs.experiment import EnvConfig, Experiment
-from rlstack.programs.presets.registry import falling, on_policy_replay
+from rlstack.programs.config.experiment import EnvConfig, Experiment
+from rlstack.programs.config.presets.registry import falling, on_policy_replay
 from tests.learning.test_learning import FAST_PPO, learned_return
 
 pytestmark = [pytest.mark.slow, pytest.mark.chosen, pytest.mark.timeout(240)]

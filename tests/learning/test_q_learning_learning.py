@@ -6,7 +6,7 @@ import pytest
 from rlstack.agents.c51 import C51Config
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
-from rlstack.programs.presets import preset
+from rlstack.programs.config.presets import preset
 from tests.learning.test_learning import PRIORITIZED, learned_return, returns_of_seeds, toy
 
 pytestmark = pytest.mark.one_lane

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from rlstack.programs.presets import preset
+from rlstack.programs.config.presets import preset
 from tests.learning.test_learning import learned_return, returns_of_seeds
 
 pytestmark = pytest.mark.one_lane

@@ -13,9 +13,9 @@ import tempfile
 
 import pytest
 
-from rlstack.acting.evaluator import EvaluatorConfig
-from rlstack.programs.experiment import ProgramConfig
-from rlstack.programs.presets import preset
+from rlstack.configs.acting import EvaluatorConfig
+from rlstack.programs.config.experiment import ProgramConfig
+from rlstack.programs.config.presets import preset
 from rlstack.programs.run import train
 
 TOPOLOGIES = ("heavy_env", "light_env", "distributed")

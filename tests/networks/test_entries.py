@@ -21,6 +21,7 @@ from rlstack.networks import (
     q_network,
 )
 from rlstack.networks.actor_critic import policy_network
+from rlstack.networks.configured import dense_features
 from tests.agent_cases import (
     FIRST,
     LAST,
@@ -262,7 +263,7 @@ def test_dense_layers_see_images_in_the_order_of_earlier_versions(dtype, shape, 
     """Checkpoints hold weights for this order."""
     image = np.random.default_rng(0).integers(0, 256, (2, *shape)).astype(dtype)
     spec = specs.BoundedArray(shape, dtype, 0, 255)
-    seen = NetworkConfig(scale_pixels=False).dense_features(spec, image)
+    seen = dense_features(NetworkConfig(scale_pixels=False), spec, image)
     np.testing.assert_array_equal(seen, np.moveaxis(image, 1, -1) if turned else image)
-    other = NetworkConfig(scale_pixels=False, image_axes="chw").dense_features(spec, image)
+    other = dense_features(NetworkConfig(scale_pixels=False, image_axes="chw"), spec, image)
     np.testing.assert_array_equal(other, np.moveaxis(image, 1, -1))

@@ -25,7 +25,7 @@ from rlstack.networks import (
 from rlstack.networks.actor_critic import policy_network
 from rlstack.networks.base import dummy_timestep
 from rlstack.networks.policy_and_critic import CriticInput
-from rlstack.programs.presets import preset
+from rlstack.programs.config.presets import preset
 from rlstack.stateful_params import StatefulParams
 
 VECTOR = specs.BoundedArray((6,), np.float32, -1, 1)

@@ -15,13 +15,14 @@ import jax
 import numpy as np
 import psutil
 
-from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.agents.ppo import PPOConfig
+from rlstack.configs.acting import EvaluatorConfig
 from rlstack.networks import NetworkConfig
-from rlstack.programs.components.environments import make_env
-from rlstack.programs.components.restored import read_params
-from rlstack.programs.experiment import EnvConfig, Experiment, ProgramConfig, from_json
-from rlstack.programs.presets import preset
+from rlstack.programs.build.environments import make_env
+from rlstack.programs.build.restored import read_params
+from rlstack.programs.config.encoding import from_json
+from rlstack.programs.config.experiment import EnvConfig, Experiment, ProgramConfig
+from rlstack.programs.config.presets import preset
 from rlstack.programs.run import train
 from rlstack.replay import ReplayConfig
 from rlstack.storage import checkpoint

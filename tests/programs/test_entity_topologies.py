@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlstack.networks import NetworkConfig
-from rlstack.programs.presets import preset
+from rlstack.programs.config.presets import preset
 from tests.programs.running import (
     TOPOLOGIES,
     failures,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlstack.agents import AGENTS
-from rlstack.programs.presets import PRESETS, preset
+from rlstack.programs.config.presets import PRESETS, preset
 from tests.programs.running import TOPOLOGIES, nothing_left, run, series, small
 
 pytestmark = [

@@ -10,13 +10,14 @@ from rlstack.agents.bc import BCConfig
 from rlstack.agents.fixed import RandomConfig
 from rlstack.checks import WrongKindError, hints_of, is_config
 from rlstack.networks import NetworkConfig
-from rlstack.programs.components.agent import make_agent
-from rlstack.programs.components.environments import make_env
-from rlstack.programs.components.restored import read_config
-from rlstack.programs.experiment import EnvConfig, Experiment, from_json, to_json
-from rlstack.programs.presets import PRESETS, describe, preset
-from rlstack.programs.stop_config import StopConfig
-from rlstack.programs.tracking.run_dir import RunDir
+from rlstack.programs.build.agent import make_agent
+from rlstack.programs.build.environments import make_env
+from rlstack.programs.config.encoding import from_json, to_json
+from rlstack.programs.config.experiment import EnvConfig, Experiment
+from rlstack.programs.config.presets import PRESETS, describe, preset
+from rlstack.programs.config.stop_config import StopConfig
+from rlstack.programs.session.run_config import read_config
+from rlstack.programs.session.run_dir import RunDir
 from rlstack.references import load_object
 
 
@@ -160,7 +161,7 @@ def test_env_config_checks_the_batch_of_an_asynchronous_pool():
 
 
 def test_objects_are_found_by_reference():
-    assert load_object("rlstack.programs.experiment:Experiment") is Experiment
+    assert load_object("rlstack.programs.config.experiment:Experiment") is Experiment
     with pytest.raises(ValueError, match="no module 'no_such_module'"):
         load_object("no_such_module:thing")
     with pytest.raises(ValueError, match="no module 'no_such_package'; run where"):
@@ -168,7 +169,7 @@ def test_objects_are_found_by_reference():
     with pytest.raises(ValueError, match=r"no module 'json\.no_such'"):
         load_object("json.no_such:thing")
     with pytest.raises(ValueError, match="did you mean 'Experiment'"):
-        load_object("rlstack.programs.experiment:Experimnt")
+        load_object("rlstack.programs.config.experiment:Experimnt")
 
 
 def test_a_policy_factory_chooses_the_actions_of_training_alone():

@@ -2,10 +2,10 @@
 
 import pytest
 
-from rlstack.programs.graph import Graph, Handle
-from rlstack.programs.nodes.base import Setup
-from rlstack.programs.topologies import graph_of
-from rlstack.programs.tracking.run_dir import RunDir
+from rlstack.programs.program.base import Setup
+from rlstack.programs.program.graph import Graph, Handle
+from rlstack.programs.program.topologies import graph_of
+from rlstack.programs.session.run_dir import RunDir
 from rlstack.types import EnvSpec
 from tests.programs.running import TOPOLOGIES, ppo
 

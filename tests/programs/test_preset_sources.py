@@ -9,7 +9,7 @@ import pytest
 
 from rlstack.agents.ppo import PPOConfig
 from rlstack.agents.pqn import PQNConfig
-from rlstack.programs.presets import PRESETS, preset
+from rlstack.programs.config.presets import PRESETS, preset
 
 GITHUB = "https://github.com/"
 
@@ -607,7 +607,7 @@ def test_every_preset_has_a_source_or_says_that_it_has_none():
 
 
 def test_each_address_in_the_text_of_presets_is_in_the_table():
-    folder = Path(__file__).parents[2] / "programs/presets"
+    folder = Path(__file__).parents[2] / "programs/config/presets"
     found = set()
     for file in folder.glob("*.py"):
         found |= {x.rstrip(".,);:") for x in re.findall(r"https://[^\s\"]+", file.read_text())}

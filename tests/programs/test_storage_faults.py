@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstack.programs.presets import preset
+from rlstack.programs.config.presets import preset
 from rlstack.storage import checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240, method="thread")]

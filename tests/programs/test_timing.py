@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rlstack.programs import timing
+from rlstack.programs.session import timing
 
-PROGRAMS = Path(timing.__file__).parent
+PROGRAMS = Path(timing.__file__).parents[1]
 LITERAL = re.compile(
     r"(?:sleep|wait|join)\(\d|timeout=\d|^_?[A-Z_]+(?:SECONDS|PATIENCE|GRACE) =", re.M
 )
@@ -16,7 +16,7 @@ ALONE = "supervisor.py"
 
 
 def test_nodes_and_launchers_have_no_waits_of_their_own():
-    files = [*PROGRAMS.glob("nodes/**/*.py"), *PROGRAMS.glob("launchers/**/*.py")]
+    files = list(PROGRAMS.glob("program/**/*.py"))
     assert len(files) > 15
     found = {p.name: m for p in files if (m := LITERAL.findall(p.read_text())) and p.name != ALONE}
     assert found == {}

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from rlstack.learning.learner import Learner
-from rlstack.programs.experiment import from_json
-from rlstack.programs.tracking.result import Result
+from rlstack.programs.config.encoding import from_json
+from rlstack.programs.session.result import Result
 from rlstack.storage import checkpoint
 from tests.programs.running import (
     SHARED_MEMORY,
@@ -126,7 +126,7 @@ def test_the_last_round_of_lock_step_is_learned_however_soon_its_frames_are_repo
     tmp_path, single, monkeypatch
 ):
     monkeypatch.setattr(
-        "rlstack.programs.timing.REPORT_PERIOD", 0.0
+        "rlstack.programs.session.timing.REPORT_PERIOD", 0.0
     )  # every node reports and gets an answer at every step
     check_parity(single, dqn, 1000, "heavy_env", tmp_path / "run")
 
@@ -155,8 +155,8 @@ def test_two_actors_in_lock_step_give_the_same_twice(tmp_path, topology, monkeyp
     experiment = dataclasses.replace(experiment, replay=replay)
     results = [run(experiment, tmp_path / "one")]
     # Reading the replay after only one of the two actors has written changes nothing.
-    monkeypatch.setattr("rlstack.programs.timing.REPORT_PERIOD", 0.0)
-    monkeypatch.setattr("rlstack.programs.timing.LEARNER_SAMPLE", 0.001)
+    monkeypatch.setattr("rlstack.programs.session.timing.REPORT_PERIOD", 0.0)
+    monkeypatch.setattr("rlstack.programs.session.timing.LEARNER_SAMPLE", 0.001)
     results.append(run(experiment, tmp_path / "two"))
     assert results[0].learner_steps == results[1].learner_steps >= 7
     assert results[0].env_frames == results[1].env_frames

@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.configs.acting import EvaluatorConfig
 from tests.programs import running
 
 pytestmark = [

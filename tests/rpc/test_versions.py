@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from rlstack.programs.launchers.ray.nodes import RayNodes
-from rlstack.programs.launchers.ray.runner import Placement
+from rlstack.programs.program.launch.ray.nodes import RayNodes
+from rlstack.programs.program.launch.ray.runner import Placement
 from rlstack.rpc import RemoteError, RemoteObject, Service, codec, remote, serve, versions
 
 pytestmark = pytest.mark.timeout(60)

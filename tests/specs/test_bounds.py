@@ -17,8 +17,8 @@ from rlstack.envs import SyncEnv
 from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.jax_envs.toy import PointMass
 from rlstack.networks.base import dummy_timestep
-from rlstack.programs.components.agent import make_agent
-from rlstack.programs.presets import preset
+from rlstack.programs.build.agent import make_agent
+from rlstack.programs.config.presets import preset
 from rlstack.specs.bounds import has_finite_bounds, with_open_bounds
 from rlstack.types import EnvSpec
 

@@ -16,7 +16,7 @@ from rlstack.exploration import Greedy
 from rlstack.fused.acting import Actors
 from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.jax_envs.toy import MaskedDict
-from rlstack.programs.experiment import EnvConfig
+from rlstack.programs.config.experiment import EnvConfig
 from rlstack.specs.masks import without_choice
 from rlstack.types import EnvSpec, StepType, TimeStep
 from tests.fused.test_fused_run import ppo, run

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from rlstack.programs.tracking.own_loggers import check_loggers, own_loggers
+from rlstack.programs.session.own_loggers import check_loggers, own_loggers
 from rlstack.storage import trackers
 
 pytestmark = pytest.mark.timeout(120, method="thread")

@@ -2,7 +2,7 @@
 
 The author of a game writes ``play(agents)``, which calls ``agent.act(observation)`` for actions and
 ``agent.game_over(observation)`` at the end of a game. The same loop works with random agents, with
-trained ones (``rlstack.programs.policies.game_agent``), and, through `PythonGame` and `SocketGame`,
+trained ones (``rlstack.programs.tools.game_agent``), and, through `PythonGame` and `SocketGame`,
 as the environments of a pool. docs/game_protocol.md describes how games in other languages connect.
 """
 

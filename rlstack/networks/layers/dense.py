@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import haiku as hk
 import jax
 import jax.numpy as jnp
 
+from rlstack.configs.network import Norm
 from rlstack.networks.layers.linear import Linear, linear
 from rlstack.networks.layers.products import multiply
-
-Norm = Literal["none", "layer", "batch", "batch_renorm"]
 
 
 class Block(NamedTuple):

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from rlstack.configs.entities import Pooling, RaggedTransformerConfig
 from rlstack.networks.layers.linear import Linear
-from rlstack.networks.ragged.config import Pooling, RaggedTransformerConfig
 from rlstack.networks.ragged.embedding import layer_norm
 from rlstack.networks.ragged.relative_positions import PairCodes
 

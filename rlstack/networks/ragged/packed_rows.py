@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from rlstack.configs.entities import PackingMode
 from rlstack.networks.ragged.blocks import TokenRows
-from rlstack.networks.ragged.config import PackingMode
 from rlstack.networks.ragged.entity_layout import GLOBAL, EntityLayout, leading_shape, lengths
 from rlstack.networks.ragged.packing import ladder, pack
 from rlstack.types import PyTree

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from rlstack.configs.entities import RelativePositionsConfig
 from rlstack.networks.layers.linear import Linear
-from rlstack.networks.ragged.config import RelativePositionsConfig
 from rlstack.networks.ragged.geometry import Poses, rotated
 
 _MAX_ONE_HOT = 64  # at most: a product with one-hot rows is then faster than an indexed read

@@ -22,10 +22,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from rlstack.configs.entities import RaggedTransformerConfig
 from rlstack.networks.base import ActorCriticOutput, Network, feed_forward
 from rlstack.networks.ragged import heads, packed_rows
 from rlstack.networks.ragged.blocks import Blocks, TokenRows
-from rlstack.networks.ragged.config import RaggedTransformerConfig
 from rlstack.networks.ragged.embedding import Embedding
 from rlstack.networks.ragged.entity_layout import (
     EntityLayout,

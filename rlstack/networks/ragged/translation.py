@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from rlstack.configs.entities import RaggedTransformerConfig, TranslationConfig
 from rlstack.math.running_statistics import RunningStatistics, initial_statistics, update_statistics
 from rlstack.networks.base import Standardiser, dummy_timestep
-from rlstack.networks.ragged.config import RaggedTransformerConfig, TranslationConfig
 from rlstack.networks.ragged.entity_layout import (
     GLOBAL,
     EntityLayout,

@@ -15,7 +15,8 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 
-from rlstack.replay.base import ReplayConfig, ReplayTimeoutError
+from rlstack.configs.replay import ReplayConfig
+from rlstack.replay.base import ReplayTimeoutError
 from rlstack.replay.reverb.binding import Client, RawItem
 from rlstack.replay.reverb.client import (
     BATCH_PORT,

@@ -26,14 +26,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rlstack.replay.base import (
-    LOOK_PERIOD,
-    ReplayClosedError,
-    ReplayConfig,
-    ReplayTimeoutError,
-    Sample,
-    as_logs,
-)
+from rlstack.configs.replay import ReplayConfig
+from rlstack.replay.base import LOOK_PERIOD, ReplayClosedError, ReplayTimeoutError, Sample, as_logs
 from rlstack.replay.reverb.client import SharedMaxima
 from rlstack.replay.reverb.packing import Packing
 from rlstack.replay.reverb.reader import ReverbReader

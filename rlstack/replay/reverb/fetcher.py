@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlstack.replay.base import ReplayConfig
+from rlstack.configs.replay import ReplayConfig
 from rlstack.replay.reverb.binding import DATA, KEY, Client, RawItem, Sampler
 from rlstack.replay.reverb.client import ITEMS, SharedMaxima, wait_while
 from rlstack.replay.reverb.packing import DrawnBatch, Packing, fifo_item, make_batch

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 
-from rlstack.replay.base import ReplayConfig
+from rlstack.configs.replay import ReplayConfig
 from rlstack.replay.memory import BUFFERS
 from rlstack.replay.reverb.binding import DATA, KEY, PROBABILITY, TABLE_SIZE, RawItem
 from rlstack.types import Trajectory, Transition

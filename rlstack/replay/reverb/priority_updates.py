@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from rlstack.replay.base import ReplayConfig
+from rlstack.configs.replay import ReplayConfig
 from rlstack.replay.prioritized import PRIORITY_FLOOR, checked_priorities
 from rlstack.replay.reverb.binding import Client
 from rlstack.replay.reverb.client import (

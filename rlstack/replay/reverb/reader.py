@@ -8,13 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rlstack.replay.base import (
-    ReplayClosedError,
-    ReplayConfig,
-    ReplayTimeoutError,
-    Sample,
-    as_logs,
-)
+from rlstack.configs.replay import ReplayConfig
+from rlstack.replay.base import ReplayClosedError, ReplayTimeoutError, Sample, as_logs
 from rlstack.replay.prioritized import importance_weights
 from rlstack.replay.reverb.batch_service import BatchFetcher
 from rlstack.replay.reverb.client import (

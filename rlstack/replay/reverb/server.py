@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlstack.replay.base import NO_FACTORY, ReplayConfig
+from rlstack.configs.replay import NO_FACTORY, ReplayConfig
 from rlstack.replay.reverb import binding
 from rlstack.replay.reverb.batch_service import BatchService
 from rlstack.replay.reverb.client import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rlstack.replay.base import ReplayConfig
+from rlstack.configs.replay import ReplayConfig
 from rlstack.replay.sampling_rules import exceeds_samples_per_insert
 
 UNLIMITED = 1e300

@@ -12,7 +12,8 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from rlstack.replay.base import ReplayClosedError, ReplayConfig, ReplayTimeoutError
+from rlstack.configs.replay import ReplayConfig
+from rlstack.replay.base import ReplayClosedError, ReplayTimeoutError
 from rlstack.replay.reverb import binding
 from rlstack.replay.reverb.client import (
     ITEMS,

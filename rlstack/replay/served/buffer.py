@@ -12,13 +12,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from rlstack.replay.base import (
-    LOOK_PERIOD,
-    ReplayClosedError,
-    ReplayConfig,
-    ReplayTimeoutError,
-    Sample,
-)
+from rlstack.configs.replay import ReplayConfig
+from rlstack.replay.base import LOOK_PERIOD, ReplayClosedError, ReplayTimeoutError, Sample
 from rlstack.replay.memory import step_bytes
 from rlstack.replay.served import checkpoints
 from rlstack.replay.served.calls import NAME, Caller, ServiceCalls, own_name, unreachable

@@ -10,13 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from rlstack.replay.base import (
-    ReplayClosedError,
-    ReplayConfig,
-    ReplayTimeoutError,
-    Sample,
-    as_logs,
-)
+from rlstack.configs.replay import ReplayConfig
+from rlstack.replay.base import ReplayClosedError, ReplayTimeoutError, Sample, as_logs
 from rlstack.replay.prioritized import checked_priorities
 from rlstack.replay.served.calls import ANSWER, MARGIN, NAME, ServiceCalls, own_name, unreachable
 from rlstack.rpc import UnavailableError

@@ -14,7 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlstack.replay.base import ReplayConfig, ReplayTimeoutError
+from rlstack.configs.replay import ReplayConfig
+from rlstack.replay.base import ReplayTimeoutError
 from rlstack.replay.served import table_files
 from rlstack.replay.served.sessions import Sessions
 from rlstack.replay.shared_memory import SharedMemReplayBuffer

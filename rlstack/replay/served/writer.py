@@ -11,7 +11,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from rlstack.replay.base import ReplayClosedError, ReplayConfig, ReplayTimeoutError
+from rlstack.configs.replay import ReplayConfig
+from rlstack.replay.base import ReplayClosedError, ReplayTimeoutError
 from rlstack.replay.served.calls import MARGIN, NAME, ServiceCalls, own_name, unreachable
 from rlstack.replay.step_counter import StepCounter
 from rlstack.replay.storage import StepRing

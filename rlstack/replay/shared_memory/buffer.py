@@ -16,14 +16,8 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
-from rlstack.replay.base import (
-    LOOK_PERIOD,
-    ReplayClosedError,
-    ReplayConfig,
-    ReplayTimeoutError,
-    Sample,
-    as_logs,
-)
+from rlstack.configs.replay import ReplayConfig
+from rlstack.replay.base import LOOK_PERIOD, ReplayClosedError, ReplayTimeoutError, Sample, as_logs
 from rlstack.replay.memory import check_memory
 from rlstack.replay.shared_memory.block import FOLDER, Block, start_time
 from rlstack.replay.shared_memory.flow_control import Ids, PollingWait

@@ -6,7 +6,8 @@ import time
 
 import numpy as np
 
-from rlstack.replay.base import ReplayConfig, ReplayTimeoutError
+from rlstack.configs.replay import ReplayConfig
+from rlstack.replay.base import ReplayTimeoutError
 from rlstack.replay.memory import ring_shape
 from rlstack.replay.shared_memory.steps import ASKED, INSERTS, SAMPLES, SIZE, STARVED, Counters
 

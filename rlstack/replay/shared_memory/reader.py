@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlstack.replay.base import ReplayConfig, Sample
+from rlstack.configs.replay import ReplayConfig
+from rlstack.replay.base import Sample
 from rlstack.replay.samplers import Fifo
 from rlstack.replay.shared_memory.block import start_time
 from rlstack.replay.shared_memory.steps import (

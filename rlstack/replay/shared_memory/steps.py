@@ -26,7 +26,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from rlstack.replay.base import ReplayConfig
+from rlstack.configs.replay import ReplayConfig
 from rlstack.replay.memory import reader_bytes, ring_shape, step_bytes
 from rlstack.replay.shared_memory.block import Block
 from rlstack.replay.storage import StepRing

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlstack.replay.base import ReplayClosedError, ReplayConfig
+from rlstack.configs.replay import ReplayConfig
+from rlstack.replay.base import ReplayClosedError
 from rlstack.replay.shared_memory.block import Block, start_time
 from rlstack.replay.shared_memory.flow_control import Ids, InsertLimiter, PollingWait
 from rlstack.replay.shared_memory.steps import (

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlstack.replay.base import ReplayConfig, Sample, as_logs
+from rlstack.configs.replay import ReplayConfig
+from rlstack.replay.base import Sample, as_logs
 from rlstack.storage.datasets.header import DatasetError, check_specs
 from rlstack.storage.datasets.reader import Dataset
 from rlstack.types import (

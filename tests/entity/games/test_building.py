@@ -10,8 +10,8 @@ from rlstack.entity.games import GAMES
 from rlstack.entity.games import __dict__ as names
 from rlstack.entity.games.mine_sweeper import MineSweeper
 from rlstack.envs import SyncEnv
-from rlstack.programs.components.environments import make_env
-from rlstack.programs.experiment import EnvConfig
+from rlstack.programs.build.environments import make_env
+from rlstack.programs.config.experiment import EnvConfig
 
 
 def draw(spec, observation, rng):

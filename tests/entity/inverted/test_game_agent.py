@@ -9,20 +9,21 @@ import numpy as np
 import pytest
 
 from rlstack import distributions
-from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.agents.ppo import PPOConfig
+from rlstack.configs.acting import EvaluatorConfig
+from rlstack.configs.entities import RaggedTransformerConfig
 from rlstack.entity import ObsSpace
 from rlstack.entity.inverted import PythonGame
 from rlstack.envs import SyncEnv
 from rlstack.networks import NetworkConfig
 from rlstack.networks.base import ActorCriticOutput, recurrent
-from rlstack.networks.ragged.config import RaggedTransformerConfig
-from rlstack.programs.components.agent import make_agent
-from rlstack.programs.components.evaluation import make_evaluator
-from rlstack.programs.components.restored import newest_checkpoint, read_params
-from rlstack.programs.experiment import EnvConfig, Experiment, to_json
-from rlstack.programs.policies.game_agent import from_run, team_from_run
-from rlstack.programs.tracking.run_dir import RunDir
+from rlstack.programs.build.agent import make_agent
+from rlstack.programs.build.evaluation import make_evaluator
+from rlstack.programs.build.restored import newest_checkpoint, read_params
+from rlstack.programs.config.encoding import to_json
+from rlstack.programs.config.experiment import EnvConfig, Experiment
+from rlstack.programs.session.run_dir import RunDir
+from rlstack.programs.tools.game_agent import from_run, team_from_run
 from rlstack.replay import ReplayConfig
 from rlstack.storage import checkpoint
 from tests.entity.inverted import games

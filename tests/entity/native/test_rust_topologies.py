@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from rlstack.programs.policies.game_agent import play_program
+from rlstack.programs.tools.game_agent import play_program
 from tests.entity.rust_crate import NEEDS_CARGO
 from tests.entity.rust_crate import examples as examples  # a fixture
 from tests.programs.launched import FAST, Launched

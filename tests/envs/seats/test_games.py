@@ -183,4 +183,4 @@ def test_matches_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="at least 1; got 0"):
         Matches.make(game=THROWS, matches=0)
     with pytest.raises(ValueError, match="whose seats act in turn"):
-        Matches.make(game="tests.programs.policies.seats.games:TakeStones")
+        Matches.make(game="tests.programs.tools.seats.games:TakeStones")

@@ -12,7 +12,7 @@ import pytest
 import rlstack
 from rlstack.programs.__main__ import USAGE, main
 from rlstack.programs.cli import commands as cli
-from rlstack.programs.presets import PRESETS
+from rlstack.programs.config.presets import PRESETS
 
 
 def run_command(*args, timeout=120, cwd=None):

@@ -7,8 +7,9 @@ import pytest
 from rlstack.agents.ppo import PPOConfig
 from rlstack.optimizers import OptimizerConfig
 from rlstack.programs.cli import commands
-from rlstack.programs.experiment import from_json, to_json
-from rlstack.programs.presets import preset
+from rlstack.programs.config.encoding import from_json, to_json
+from rlstack.programs.config.presets import preset
+from rlstack.programs.run import train
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -17,8 +18,8 @@ pytestmark = pytest.mark.timeout(60)
 def trained(monkeypatch):
     """A function that returns the agent's config which a command would train."""
     seen = []
-    monkeypatch.setattr(commands.train, "run", lambda experiment, *_, **__: seen.append(experiment))
-    monkeypatch.setattr(commands, "_print_result", lambda _: 0)
+    monkeypatch.setattr(train, "run", lambda experiment, *_, **__: seen.append(experiment))
+    monkeypatch.setattr("rlstack.programs.cli.train._print_result", lambda _: 0)
 
     def config(*args):
         assert commands.main("train", list(args)) == 0

@@ -3,7 +3,8 @@
 import pytest
 
 from rlstack.programs.cli import commands, env_options
-from rlstack.programs.presets import preset
+from rlstack.programs.config.presets import preset
+from rlstack.programs.run import train
 
 
 def joined(args, name="memorycue-r2d2"):
@@ -49,8 +50,8 @@ def test_a_name_without_a_value_is_an_error(words):
 
 def test_the_command_takes_both_forms(monkeypatch):
     seen = []
-    monkeypatch.setattr(commands.train, "run", lambda experiment, *_, **__: seen.append(experiment))
-    monkeypatch.setattr(commands, "_print_result", lambda _: 0)
+    monkeypatch.setattr(train, "run", lambda experiment, *_, **__: seen.append(experiment))
+    monkeypatch.setattr("rlstack.programs.cli.train._print_result", lambda _: 0)
     args = ["memorycue-r2d2", "--env.options", "num_cues", "3", "--env.options.delay", "7"]
     assert commands.main("train", args) == 0
     assert seen[0].env.options == {"delay": 7, "num_cues": 3}

@@ -10,7 +10,7 @@ import pytest
 from rlstack.imports import versions
 from rlstack.programs.cli import features
 from rlstack.programs.cli.features import Choice
-from rlstack.programs.experiment import Experiment
+from rlstack.programs.config.experiment import Experiment
 from rlstack.rpc import transports
 
 if sys.version_info >= (3, 11):

@@ -8,8 +8,8 @@ import pytest
 from rlstack.programs.__main__ import main
 from rlstack.programs.cli import completion, help
 from rlstack.programs.cli.options import printed_help
-from rlstack.programs.populations.population import PbtConfig
-from rlstack.programs.presets import preset
+from rlstack.programs.config.presets import preset
+from rlstack.programs.study.population import PbtConfig
 
 
 def shown(capsys, *args):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstack.programs import module_path
+from rlstack.programs.session import module_path
 
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.timeout(120)
@@ -17,7 +17,7 @@ OWN = """
 import dataclasses
 from rlstack.agents import register
 from rlstack.agents.ppo import PPO, PPOConfig
-from rlstack.programs.presets.registry import like, preset
+from rlstack.programs.config.presets.registry import like, preset
 from rlstack.networks import actor_critic
 
 @dataclasses.dataclass(frozen=True)

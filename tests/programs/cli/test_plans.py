@@ -5,13 +5,13 @@ import re
 
 import pytest
 
-from rlstack.learning.learner import LearnerConfig
+from rlstack.configs.learner import LearnerConfig
 from rlstack.programs.__main__ import main
-from rlstack.programs.experiment import from_json, to_json
-from rlstack.programs.presets import preset
+from rlstack.programs.config.encoding import from_json, to_json
+from rlstack.programs.config.presets import preset
 from rlstack.programs.run.plan import plan
-from rlstack.programs.tracking.result import Result
-from rlstack.programs.tracking.run_dir import RunDir
+from rlstack.programs.session.result import Result
+from rlstack.programs.session.run_dir import RunDir
 from rlstack.storage import checkpoint
 from tests.programs import running
 

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from rlstack.programs.__main__ import main
-from rlstack.programs.experiment import to_json
-from rlstack.programs.presets import PRESETS, preset
+from rlstack.programs.config.encoding import to_json
+from rlstack.programs.config.presets import PRESETS, preset
 
 
 def listed(capsys, *args):

@@ -8,12 +8,12 @@ import time
 import pytest
 
 from rlstack.learning.learner import Learner
-from rlstack.programs.nodes.several.learner import FollowingLearnerNode
+from rlstack.programs.program.multi_policy.learner import FollowingLearnerNode
 from rlstack.programs.run import train
-from rlstack.programs.tracking.signals import Interrupted
+from rlstack.programs.session.signals import Interrupted
 from rlstack.storage import checkpoint
-from tests.programs.policy_sets.test_lost_learners import saved_numbers
-from tests.programs.policy_sets.test_topologies import chains
+from tests.programs.multi_policy.test_lost_learners import saved_numbers
+from tests.programs.multi_policy.test_topologies import chains
 from tests.programs.running import nothing_left, ppo, run
 
 # Programs in threads handle signals, so the time limit must not need one.

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from rlstack.programs.tracking import open_files
+from rlstack.programs.session import open_files
 from tests.programs.launched import FAST, Launched
 from tests.programs.running import nothing_left
 

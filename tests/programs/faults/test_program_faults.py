@@ -10,9 +10,9 @@ import time
 import numpy as np
 import pytest
 
-from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.agents.ppo import PPOConfig
-from rlstack.programs.experiment import EnvConfig, Experiment, ProgramConfig
+from rlstack.configs.acting import EvaluatorConfig
+from rlstack.programs.config.experiment import EnvConfig, Experiment, ProgramConfig
 from rlstack.programs.run import train
 from rlstack.programs.run.launch import ProgramError
 from rlstack.replay import ReplayConfig

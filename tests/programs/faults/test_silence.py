@@ -6,7 +6,7 @@ import time
 import psutil
 import pytest
 
-from rlstack.programs import timing
+from rlstack.programs.session import timing
 from tests.programs.launched import FAST, Launched
 from tests.programs.running import metrics, nothing_left
 

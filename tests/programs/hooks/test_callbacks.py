@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rlstack.checks import WrongKindError
-from rlstack.programs.callbacks import Callback, Events
 from rlstack.programs.run import train
+from rlstack.programs.session.callbacks import Callback, Events
 from rlstack.storage import checkpoint
 from tests.programs import running
 

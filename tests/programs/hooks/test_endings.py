@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from rlstack.programs.components.hooks import check_hooks
-from rlstack.programs.experiment import from_json, to_json
+from rlstack.programs.build.hooks import check_hooks
+from rlstack.programs.config.encoding import from_json, to_json
+from rlstack.programs.config.stop_config import StopConfig
 from rlstack.programs.run import train
-from rlstack.programs.stop_config import StopConfig
-from rlstack.programs.tracking.endings import RETURN, StopRules, spent_budget
-from rlstack.programs.tracking.own_loggers import own_loggers
+from rlstack.programs.session.endings import RETURN, StopRules, spent_budget
+from rlstack.programs.session.own_loggers import own_loggers
 from tests.programs.hooks import own
 from tests.programs.running import metrics, ppo, series
 
@@ -118,8 +118,8 @@ def test_hours_and_rules_end_a_run(tmp_path):
 @pytest.mark.one_lane
 @pytest.mark.timeout(30)
 def test_a_logger_that_hangs_neither_delays_nor_outlives_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("rlstack.programs.tracking.own_loggers._CLOSE_SECONDS", 0.2)
-    monkeypatch.setattr("rlstack.programs.tracking.own_loggers._MAX_WAITING", 3)
+    monkeypatch.setattr("rlstack.programs.session.own_loggers._CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr("rlstack.programs.session.own_loggers._MAX_WAITING", 3)
     told = []
     (logger,) = own_loggers([own.Hanging], tmp_path, told.append)
     started = time.monotonic()

@@ -8,15 +8,16 @@ import jax
 import numpy as np
 import pytest
 
-from rlstack.acting.evaluator import Evaluation, EvaluatorConfig
+from rlstack.acting.evaluator import Evaluation
+from rlstack.configs.acting import EvaluatorConfig
+from rlstack.programs.build import opponents
+from rlstack.programs.build.best import BestCheckpoint
+from rlstack.programs.build.environments import make_evaluation_env
+from rlstack.programs.build.evaluation import evaluate, make_evaluator
 from rlstack.programs.cli.commands import main
 from rlstack.programs.cli.env_options import take_vary
-from rlstack.programs.components import opponents
-from rlstack.programs.components.best import BestCheckpoint
-from rlstack.programs.components.environments import make_evaluation_env
-from rlstack.programs.components.evaluation import evaluate, make_evaluator
 from rlstack.programs.run import evaluation, train
-from rlstack.programs.tracking.run_dir import RunDir
+from rlstack.programs.session.run_dir import RunDir
 from rlstack.storage import checkpoint
 from tests.programs.hooks import own
 from tests.programs.running import metrics, ppo

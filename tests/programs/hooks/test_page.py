@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlstack.acting.evaluator import EvaluatorConfig
-from rlstack.programs.components.hooks import check_hooks
-from rlstack.programs.experiment import from_json, to_json
-from rlstack.programs.presets import preset
+from rlstack.configs.acting import EvaluatorConfig
+from rlstack.programs.build.hooks import check_hooks
+from rlstack.programs.config.encoding import from_json, to_json
+from rlstack.programs.config.presets import preset
+from rlstack.programs.config.stop_config import StopConfig
 from rlstack.programs.run import train
-from rlstack.programs.stop_config import StopConfig
 from rlstack.storage import checkpoint
 from tests.docs.pages import blocks
 from tests.programs import running

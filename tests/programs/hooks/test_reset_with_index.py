@@ -6,13 +6,13 @@ import gymnasium
 import numpy as np
 import pytest
 
-from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.checks import EnvError
+from rlstack.configs.acting import EvaluatorConfig
 from rlstack.entity import as_dm_env
 from rlstack.entity.games.count import Count
 from rlstack.envs import SyncEnv
-from rlstack.programs.components.environments import make_env, make_evaluation_env
-from rlstack.programs.components.evaluation import evaluate, make_evaluator
+from rlstack.programs.build.environments import make_env, make_evaluation_env
+from rlstack.programs.build.evaluation import evaluate, make_evaluator
 from tests.programs.hooks.numbered import Numbered, NumberedDm
 from tests.programs.running import ppo
 

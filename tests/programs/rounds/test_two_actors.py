@@ -11,15 +11,15 @@ import pytest
 from rlstack.acting.actor import Actor, transition_spec
 from rlstack.acting.inferencer import Inferencer
 from rlstack.learning.learner import Learner
-from rlstack.programs.components.agent import make_agent
-from rlstack.programs.components.environments import environment_spec
-from rlstack.programs.components.replay import stored_spec
-from rlstack.programs.components.seeds import acting_key, role_key, role_seed
-from rlstack.programs.nodes.actor import env_config
-from rlstack.programs.policy_sets.members import divide, share_games
-from rlstack.programs.policy_sets.player import fixed_inferencer
+from rlstack.programs.build.agent import make_agent
+from rlstack.programs.build.environments import environment_spec
+from rlstack.programs.build.policies.members import divide, share_games
+from rlstack.programs.build.policies.player import fixed_inferencer
+from rlstack.programs.build.replay import stored_spec
+from rlstack.programs.build.seeds import acting_key, role_key, role_seed
+from rlstack.programs.program.actor import env_config
 from rlstack.replay import InProcessReplay
-from tests.programs.policy_sets.test_topologies import LEARNING, chains, learned, same_policies
+from tests.programs.multi_policy.test_topologies import LEARNING, chains, learned, same_policies
 from tests.programs.running import nothing_left, run, series
 
 pytestmark = pytest.mark.timeout(120, method="thread")

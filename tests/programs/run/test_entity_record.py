@@ -6,13 +6,13 @@ import io
 import numpy as np
 import pytest
 
-from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.agents.fixed import RandomConfig
+from rlstack.configs.acting import EvaluatorConfig
 from rlstack.networks import NetworkConfig, RaggedTransformerConfig
-from rlstack.programs.components.environments import make_evaluation_env
-from rlstack.programs.experiment import EnvConfig, Experiment
-from rlstack.programs.presets import preset
-from rlstack.programs.presets.registry import on_policy_replay
+from rlstack.programs.build.environments import make_evaluation_env
+from rlstack.programs.config.experiment import EnvConfig, Experiment
+from rlstack.programs.config.presets import preset
+from rlstack.programs.config.presets.registry import on_policy_replay
 from rlstack.programs.run import train
 from rlstack.programs.run.record import record
 from rlstack.storage.datasets import Dataset

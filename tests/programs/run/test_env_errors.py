@@ -8,16 +8,17 @@ import sys
 
 import pytest
 
-from rlstack.acting.evaluator import Evaluator, EvaluatorConfig
+from rlstack.acting.evaluator import Evaluator
 from rlstack.checks import EnvCrash, EnvError, ExitError, WrongKindError
+from rlstack.configs.acting import EvaluatorConfig
 from rlstack.programs.__main__ import main
-from rlstack.programs.callbacks import Callback
-from rlstack.programs.components.agent import make_agent
-from rlstack.programs.components.environments import make_env
-from rlstack.programs.experiment import EnvConfig
-from rlstack.programs.presets import preset
+from rlstack.programs.build.agent import make_agent
+from rlstack.programs.build.environments import make_env
+from rlstack.programs.config.experiment import EnvConfig
+from rlstack.programs.config.presets import preset
 from rlstack.programs.run import train
 from rlstack.programs.run.single_process import SingleProcess
+from rlstack.programs.session.callbacks import Callback
 from rlstack.storage import checkpoint
 
 FAULTY = "tests.envs.faulty:Faulty"

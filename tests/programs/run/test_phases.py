@@ -3,7 +3,7 @@
 import contextlib
 
 from rlstack.programs.run.single_process import SingleProcess
-from rlstack.programs.tracking.periodic import PeriodicActions
+from rlstack.programs.session.periodic import PeriodicActions
 from rlstack.storage.loggers import InMemoryLogger
 from tests.programs.running import ppo
 

@@ -14,12 +14,13 @@ import jax
 import numpy as np
 import pytest
 
-from rlstack.acting.evaluator import EvaluatorConfig
-from rlstack.families.normalised import NormalisationConfig
+from rlstack.configs.acting import EvaluatorConfig
+from rlstack.configs.normalisation import NormalisationConfig
+from rlstack.programs.build.environments import make_evaluation_env
 from rlstack.programs.cli import commands as cli
-from rlstack.programs.components.environments import make_evaluation_env
-from rlstack.programs.experiment import EnvConfig, from_json, to_json
-from rlstack.programs.presets import preset
+from rlstack.programs.config.encoding import from_json, to_json
+from rlstack.programs.config.experiment import EnvConfig
+from rlstack.programs.config.presets import preset
 from rlstack.programs.run import train
 from rlstack.programs.run.offline import Offline, resolve_dataset
 from rlstack.programs.run.record import record

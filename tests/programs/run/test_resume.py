@@ -14,12 +14,12 @@ import time
 import numpy as np
 import pytest
 
-from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.configs.acting import EvaluatorConfig
 from rlstack.programs.cli.commands import main
-from rlstack.programs.presets import preset
+from rlstack.programs.config.presets import preset
 from rlstack.programs.run import train
-from rlstack.programs.tracking.run_dir import RunDir
-from rlstack.programs.tracking.run_lock import RunLockedError
+from rlstack.programs.session.run_dir import RunDir
+from rlstack.programs.session.run_lock import RunLockedError
 from rlstack.storage import checkpoint, checkpoint_record, jsonl
 from tests.fused import test_fused_run as fused
 

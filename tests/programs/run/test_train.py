@@ -15,15 +15,16 @@ import numpy as np
 import pytest
 
 from rlstack.acting.actor import transition_spec
-from rlstack.acting.evaluator import EvaluatorConfig
-from rlstack.families.normalised import NormalisationConfig
+from rlstack.configs.acting import EvaluatorConfig
+from rlstack.configs.normalisation import NormalisationConfig
 from rlstack.learning.learner import NonFiniteError
 from rlstack.optimizers import OptimizerConfig
-from rlstack.programs.components.agent import make_agent
-from rlstack.programs.components.environments import make_env
-from rlstack.programs.components.replay import announce_replay
-from rlstack.programs.experiment import EnvConfig, from_json, to_json
-from rlstack.programs.presets import preset
+from rlstack.programs.build.agent import make_agent
+from rlstack.programs.build.environments import make_env
+from rlstack.programs.build.replay import announce_replay
+from rlstack.programs.config.encoding import from_json, to_json
+from rlstack.programs.config.experiment import EnvConfig
+from rlstack.programs.config.presets import preset
 from rlstack.programs.run import train
 from rlstack.programs.run.single_process import SingleProcess
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 import rlstack
-from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.agents.ppo import PPOConfig
+from rlstack.configs.acting import EvaluatorConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
-from rlstack.programs.experiment import EnvConfig, Experiment
-from rlstack.programs.presets.registry import on_policy_replay
+from rlstack.programs.config.experiment import EnvConfig, Experiment
+from rlstack.programs.config.presets.registry import on_policy_replay
 from tests.programs import running
 
 pytestmark = pytest.mark.timeout(120)

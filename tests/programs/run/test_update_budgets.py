@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlstack.programs.nodes.learner import LearnerNode
-from rlstack.programs.policy_sets.loop import SeveralPolicies
+from rlstack.programs.program.learner import LearnerNode
+from rlstack.programs.run.multi_policy import SeveralPolicies
 from rlstack.programs.run.single_process import SingleProcess
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlstack.programs.experiment import ProgramConfig
+from rlstack.programs.config.experiment import ProgramConfig
 from rlstack.programs.run import launch
-from rlstack.programs.tracking.run_dir import RunDir
+from rlstack.programs.session.run_dir import RunDir
 from rlstack.rpc import transports
 from tests.programs.launched import FAST, Launched
 from tests.programs.running import TOPOLOGIES, nothing_left, ppo, run

@@ -1,0 +1,157 @@
+"""Makes the agent of an experiment."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from rlstack import exploration
+from rlstack.agent import Agent
+from rlstack.agents import AGENTS
+from rlstack.checks import ActionKindError, WrongKindError
+from rlstack.families.normalised import normalised
+from rlstack.families.observing import View, observing
+from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.config.member_config import is_fixed
+from rlstack.references import Hook, call_factory, name_of, nearest
+from rlstack.types import EnvSpec
+
+
+def make_agent(
+    experiment: Experiment,
+    spec: EnvSpec,
+    *,
+    greedy: bool = False,
+    evaluating: bool = False,
+    after: exploration.RunCounts | None = None,
+) -> Agent:
+    """Makes the agent, with its exploring policy or the greedy one.
+
+    Args:
+      experiment: with the agent.
+      spec: of the environments.
+      greedy: whether it takes its best action.
+      evaluating: whether it acts as evaluations do: greedy except for ``evaluator.epsilon``.
+      after: explores as at these counts, for params that do not learn; by default as its own
+        state counts.
+
+    Raises:
+      ValueError: the agent, its network or its policy does not fit the environment.
+      WrongKindError: the network or policy factory of the config is not such a function.
+    """
+    cfg = experiment.agent
+    if type(cfg) not in AGENTS:
+        raise ValueError(
+            f"Experiment: agent is a {type(cfg).__name__}, which no agent is registered for"
+            f"{nearest(type(cfg).__name__, {kind.__name__: kind for kind in AGENTS})}. "
+            "Decorate its class with rlstack.agents.register."
+        )
+    entry = AGENTS[type(cfg)]
+    hook = experiment.observation_processor
+    view = View(hook, spec.observation) if hook else None
+    network = (
+        _Factory("network_factory", experiment.network_factory)
+        if experiment.network_factory
+        else functools.partial(entry.network, cfg=experiment.network)
+    )
+    _check_epsilon(experiment, spec, evaluating or not greedy)
+    policy: Callable[[], exploration.Policy] = _policy_of_training(experiment)
+    if greedy or evaluating:
+        epsilon = experiment.evaluator.epsilon if evaluating else 0.0
+        policy = functools.partial(exploration.Greedy, epsilon)
+    obs_spec = spec.observation if view is None else view.seen_spec
+    make = functools.partial(entry.agent, cfg, obs_spec, spec.action, network)
+    try:
+        agent = make(policy)
+    except ActionKindError as error:
+        raise ActionKindError(f"Environment {name_of(experiment.env.name)}: {error}") from error
+    if after is not None and not greedy and _counts(agent):  # others see no counts in training
+        agent = make(functools.partial(_after, policy, after))
+    if not (greedy or evaluating):
+        _check_for_training(experiment, agent)
+    agent = normalised(agent, experiment.normalisation)
+    return agent if view is None else observing(agent, view)
+
+
+def _check_for_training(experiment: Experiment, agent: Agent) -> None:
+    """Checks that the agent uses the sampler's priorities and the schedule of its policy."""
+    name = type(agent).__name__
+    if experiment.replay.sampler == "prioritized" and not agent.has_priorities:
+        raise ValueError(
+            f"Experiment: replay.sampler must not be prioritized for {name}, which gives the items "
+            "of a batch no priorities. Use --replay.sampler uniform."
+        )
+    if experiment.policy.counts and not _counts(agent):
+        raise ValueError(
+            f"Experiment: policy.schedule must be constant and policy.warm_up 0 for {name}, whose "
+            f"state does not count steps; got {experiment.policy.schedule} and "
+            f"{experiment.policy.warm_up}."
+        )
+
+
+def _policy_of_training(experiment: Experiment) -> Callable[[], exploration.Policy]:
+    if experiment.policy_factory:
+        return _Factory("policy_factory", experiment.policy_factory)
+    if experiment.policy.kind != "agent":
+        return functools.partial(exploration.make_policy, experiment.policy, experiment.total_envs)
+    policy = AGENTS[type(experiment.agent)].policy
+    return functools.partial(policy, experiment.agent, experiment.total_envs)
+
+
+def _check_epsilon(experiment: Experiment, spec: EnvSpec, is_evaluated: bool) -> None:
+    """Checks ``evaluator.epsilon`` for an agent; those that play a fixed part are not evaluated."""
+    epsilon = experiment.evaluator.epsilon
+    if epsilon and is_evaluated and is_fixed(experiment.agent):
+        raise ValueError(
+            "Experiment: evaluator.epsilon must be 0 for an agent that follows a rule or acts at "
+            f"random, in evaluations too; got {epsilon}."
+        )
+    leaves = jax.tree.leaves(spec.action, is_leaf=lambda node: hasattr(node, "dtype"))
+    if epsilon and not all(np.issubdtype(leaf.dtype, np.integer) for leaf in leaves):
+        raise ValueError(
+            "Experiment: evaluator.epsilon must be 0 for continuous actions, which have no "
+            f"uniformly random choice; got {epsilon}."
+        )
+
+
+def _after(
+    policy: Callable[[], exploration.Policy], run_counts: exploration.RunCounts
+) -> exploration.Policy:
+    made = policy()
+    return exploration.After(made, run_counts) if exploration.explores(made) else made
+
+
+def _counts(agent: Agent) -> bool:
+    """Whether the agent's state has the counts of steps and episodes that schedules depend on."""
+    state = jax.eval_shape(lambda: agent.initial_state(1))
+    leaves = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, exploration.Counts))
+    return any(isinstance(node, exploration.Counts) for node in leaves)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Factory:
+    """A user's factory, with checks of what it is and what it returns; it can be pickled."""
+
+    field: str  # of the experiment
+    reference: Hook
+
+    def __call__(self, *arguments: object) -> Any:
+        wanted = _FACTORIES[self.field]
+        rule = f"Experiment: {self.field} {name_of(self.reference)} must be a function {wanted}"
+        made = call_factory(f"Experiment: {self.field}", self.reference, wanted, *arguments)
+        # Networks are NamedTuples of functions, policies are functions.
+        fits = hasattr(made, "_fields") if arguments else callable(made)
+        if not fits:
+            raise WrongKindError(f"{rule}; it returned {type(made).__name__} {made!r:.80}.")
+        return made
+
+
+_FACTORIES = {
+    "network_factory": "(obs_spec, action_spec) -> Network or PolicyAndCritic of rlstack.networks",
+    "policy_factory": "() -> Policy of rlstack.exploration",
+}

@@ -1,0 +1,92 @@
+"""Which devices learn and which act: the check of their indices, and the choice for each node."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import jax
+
+from rlstack import devices
+from rlstack.programs.config.experiment import Experiment
+
+_COUNT = "import jax; d = jax.local_devices(); print(len(d), d[0].platform)"
+_PATIENCE = 120.0  # seconds until JAX must have found its devices
+
+
+def check_devices(experiment: Experiment) -> str:
+    """Checks that the devices that the config names exist; does nothing if it names none.
+
+    Under Ray, hosts may differ, and each node checks its own.
+
+    Returns:
+      What learns and acts where, for ``--dry-run``.
+
+    Raises:
+      ValueError: a device does not exist.
+    """
+    named = _named(experiment)
+    if not any(named.values()):
+        return "JAX's default device"
+    text = ", ".join(f"{field} {' '.join(map(str, at))}" for field, at in named.items() if at)
+    if experiment.program.launch == "ray" and not experiment.in_one_process:
+        return f"{text} (of each host)"
+    count, platform = _count()
+    for field, indices in named.items():
+        devices.check(indices, count, f"Experiment: {field}")
+    return f"{text} (of {count}: {platform})"
+
+
+def single_process_device(experiment: Experiment) -> jax.Device | None:
+    """Returns where a single process acts: by default on the learner's first device."""
+    chosen = experiment.inferencer.devices or experiment.learner.devices
+    return devices.local(chosen[:1], "Experiment: inferencer.devices")[0] if chosen else None
+
+
+def actor_device(experiment: Experiment, rank: int) -> jax.Device | None:
+    """Returns where an actor computes its own actions: by default on the CPU.
+
+    In threads, an actor would otherwise compete with the learner for the accelerator.
+    """
+    chosen = experiment.inferencer.devices
+    if chosen:
+        return _one_of(chosen, rank, "inferencer.devices")
+    return None if jax.default_backend() == "cpu" else jax.local_devices(backend="cpu")[0]
+
+
+def service_device(experiment: Experiment, index: int) -> jax.Device | None:
+    """Returns where an inference service acts; None for JAX's default device."""
+    chosen = experiment.service.devices or experiment.inferencer.devices
+    return _one_of(chosen, index, "service.devices") if chosen else None
+
+
+def _one_of(indices: tuple[int, ...], number: int, field: str) -> jax.Device:
+    return devices.local([indices[number % len(indices)]], f"Experiment: {field}")[0]
+
+
+def _named(experiment: Experiment) -> dict[str, tuple[int, ...]]:
+    return {
+        "learner.devices": experiment.learner.devices,
+        "inferencer.devices": experiment.inferencer.devices,
+        "service.devices": experiment.service.devices,
+    }
+
+
+def _count() -> tuple[int, str]:
+    """Counts the devices in another process.
+
+    JAX must not start here: nodes are configured before it starts, and an accelerator's memory
+    would be taken.
+    """
+    env = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    done = subprocess.run(
+        [sys.executable, "-c", _COUNT], env=env, capture_output=True, text=True, timeout=_PATIENCE
+    )
+    if done.returncode:
+        raise ValueError(
+            "Experiment: JAX cannot start on this machine's devices: "
+            f"{(done.stderr.strip().splitlines() or ['no message'])[-1]}"
+        )
+    count, platform = done.stdout.split()[-2:]
+    return int(count), platform

@@ -1,0 +1,55 @@
+"""Makes the functions of the user's own that an experiment names, and checks them beforehand."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from rlstack.acting.step_processor import Processor, Step, make_processor
+from rlstack.envs.watch import Limit, Watch
+from rlstack.families.observing import load_processor
+from rlstack.programs.build.evaluation import check_evaluator
+from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.session.endings import make_rules
+from rlstack.programs.session.own_loggers import check_loggers
+from rlstack.references import name_of
+from rlstack.replay.custom import make_sampler
+
+
+def check_hooks(experiment: Experiment) -> None:
+    """Makes each hook of the experiment once, as its node will, and checks its signature.
+
+    Raises:
+      ValueError: a hook cannot be imported.
+      rlstack.checks.WrongKindError: a hook is not the function that its option describes.
+    """
+    check_loggers(experiment.loggers)
+    make_rules(experiment.stop)
+    if experiment.evaluator.factory:
+        check_evaluator(experiment.evaluator.factory)
+    if experiment.replay.sampler_factory:
+        make_sampler(experiment.replay)
+    if experiment.observation_processor:
+        load_processor(experiment.observation_processor)
+    make_step_processor(experiment)
+
+
+def make_step_processor(experiment: Experiment) -> Processor | None:
+    """Makes the step processor of one actor; None if the experiment has none.
+
+    Raises:
+      ValueError: it cannot be imported.
+      rlstack.checks.WrongKindError: it is not a step processor.
+    """
+    if not experiment.step_processor:
+        return None
+    processor = make_processor(experiment.step_processor, experiment.env.num_envs)
+    watch = Watch(f"the step processor {name_of(experiment.step_processor)}", kind="")
+    limit = Limit(experiment.env.step_timeout, "env.step_timeout")
+
+    def watched(step: Step) -> Any:
+        with watch.calls("a call", limit):
+            return processor(step)
+
+    kind = processor if hasattr(processor, "__qualname__") else type(processor)
+    return functools.update_wrapper(watched, kind, ("__module__", "__qualname__"), ())

@@ -1,0 +1,138 @@
+"""Evaluation of several policies: each that learns, in games with the others, all greedy."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from rlstack.acting.evaluator import Evaluation, Evaluator, joined
+from rlstack.envs.opponents import LEARNER, Seating, SyncEnvWithOpponents
+from rlstack.envs.pool import SyncEnv
+from rlstack.programs.build.environments import Pool
+from rlstack.programs.build.evaluation import evaluate, make_evaluator
+from rlstack.programs.build.policies.followers import Follower, HistoryFollower, follower
+from rlstack.programs.build.policies.members import Division, Member, make_games
+from rlstack.programs.build.policies.versions import Versions
+from rlstack.programs.build.seeds import role_seed
+from rlstack.programs.config.experiment import Experiment
+from rlstack.types import EnvSpec, Params
+
+AnyFollower = Follower | HistoryFollower
+_ITSELF = "the other policies"
+
+
+class SetEvaluator:
+    """Evaluates each policy that learns, one after the other.
+
+    A policy plays ``evaluator.num_envs`` rows; the other policies of the set play the other seats
+    of the same games. With drawn seats, the policies move by one seat from game to game.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        division: Division,
+        spec: EnvSpec,
+        versions: Mapping[str, Versions],
+    ) -> None:
+        """Makes an evaluator for each policy that learns.
+
+        Args:
+          experiment: with the settings of evaluation.
+          division: its policies.
+          spec: of the environments.
+          versions: the earlier versions of each policy of kind "history".
+
+        Raises:
+          ValueError: the rows of a policy are no whole games.
+        """
+        self._experiment, self._division, self._spec = experiment, division, spec
+        self._versions = versions
+        self._drawn = experiment.seating == "drawn"
+        self._evaluators: dict[str, Evaluator] = {}
+        self._followers: dict[tuple[str, int], AnyFollower] = {}
+        for member in division.learning:
+            rows = experiment.evaluator.num_envs
+            if rows % len(member.seats):
+                raise ValueError(
+                    f"Experiment: evaluator.num_envs must be a multiple of the {len(member.seats)} "
+                    f"seats that {member.name} plays in each game; got {rows}."
+                )
+            self._evaluators[member.name] = make_evaluator(member.experiment, spec)
+
+    def evaluate(
+        self,
+        params: Mapping[str, Params],
+        progress: Callable[[int, int], None] | None = None,
+        brief: bool = False,
+    ) -> Evaluation:
+        """Evaluates params of each policy that learns.
+
+        Args:
+          params: the params of the policies that learn, by name.
+          progress: called after each step with the number of episodes that ended, and of all.
+          brief: whether each environment plays one episode only.
+        """
+        parts: list[Evaluation] = []
+        for number, member in enumerate(self._division.learning):
+
+            def show(ended: int, total: int, number: int = number) -> None:
+                if progress is not None:
+                    progress(number * total + ended, len(self._evaluators) * total)
+
+            found = evaluate(
+                member.experiment,
+                self._evaluators[member.name],
+                params[member.name],
+                show,
+                make_pool=functools.partial(self.make_pool, member, params),
+                brief=brief,
+            )
+            names = (member.name,) * len(found.returns)
+            parts.append(found._replace(opponents=(), policies=names))
+        return joined(parts)
+
+    def make_pool(self, member: Member, params: Mapping[str, Params], first: int = 0) -> Pool:
+        """Makes the games of one policy's evaluation; the other policies play in them.
+
+        Args:
+          member: the policy that is evaluated.
+          params: the params of the policies that learn, by name.
+          first: see `rlstack.programs.build.environments.make_evaluation_env`.
+        """
+        experiment, num_seats = self._experiment, self._division.num_seats
+        games = experiment.evaluator.num_envs // len(member.seats)
+        cfg = dataclasses.replace(experiment.evaluation_env, num_envs=games * num_seats)
+        seed = role_seed(experiment.seed, "evaluator") + first
+        index = first if experiment.evaluator.by_index else None
+        pool = make_games(cfg, num_seats, seed, first_index=index)
+        others = [other for other in self._division.members.values() if other.name != member.name]
+        if not others:
+            return pool
+        assert isinstance(pool, SyncEnv)
+        players = self._players(others, games)
+        against = np.zeros(experiment.evaluator.num_envs, np.int32)
+        followers = [
+            self._follower(other, int((players == i).sum()), params)
+            for i, other in enumerate(others)
+        ]
+        return SyncEnvWithOpponents(pool, Seating(players, against), followers, [_ITSELF])
+
+    def _players(self, others: list[Member], games: int) -> np.ndarray:
+        """Returns who plays each row: the number of another policy, or LEARNER."""
+        one = np.full(self._division.num_seats, LEARNER, np.int32)
+        for i, other in enumerate(others):
+            one[list(other.seats)] = i
+        return np.concatenate([np.roll(one, game if self._drawn else 0) for game in range(games)])
+
+    def _follower(self, member: Member, rows: int, params: Mapping[str, Params]) -> AnyFollower:
+        """Returns what plays these rows for a policy, at the beginning of an evaluation."""
+        made = self._followers.get((member.name, rows))
+        if made is None:
+            made = follower(member, self._spec, rows, self._versions.get(member.name))
+            self._followers[member.name, rows] = made
+        made.begin(params.get(member.name))
+        return made

@@ -1,0 +1,127 @@
+"""Makes the replay of one process, and says how much memory a replay takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+
+import jax
+import numpy as np
+
+from rlstack.configs.replay import ReplayConfig
+from rlstack.programs.build.seeds import role_seed
+from rlstack.programs.config.experiment import Experiment
+from rlstack.replay import (
+    InProcessReplay,
+    ReplayBuffer,
+    bytes_needed,
+)
+from rlstack.replay.frame_stack import FrameStacks, StackedReplay
+from rlstack.replay.memory import check_memory
+from rlstack.types import Batch, Transition
+
+if TYPE_CHECKING:
+    pass
+
+
+def make_replay(experiment: Experiment, spec: Transition) -> ReplayBuffer:
+    """Makes the replay of a single process, for steps of this `transition_spec`."""
+    stored = Stored.of(experiment, spec)
+    num_envs, seed = experiment.env.num_envs, role_seed(experiment.seed, "replay")
+    return stored.stacked(InProcessReplay(stored.cfg, num_envs, seed=seed, spec=stored.spec))
+
+
+def announce_replay(
+    experiment: Experiment, spec: Transition, stream: TextIO, runs: int = 1
+) -> None:
+    """Prints how much memory the replay takes, before it is allocated.
+
+    Args:
+      experiment: the experiment, with its replay.
+      spec: of one environment's step, as `rlstack.acting.actor.transition_spec` returns it.
+      stream: where to print.
+      runs: number of runs in this process, each with such a replay.
+
+    Raises:
+      ValueError: the machine has less memory than that.
+    """
+    size = replay_bytes(experiment, spec, runs)
+    print(f"replay: {size:,} bytes at most", file=stream, flush=True)
+
+
+def replay_bytes(experiment: Experiment, spec: Transition, runs: int = 1) -> int:
+    """Returns the bytes that the replay takes at most; arguments as in `announce_replay`.
+
+    Raises:
+      ValueError: the machine has less memory than that.
+    """
+    stored, num_envs = Stored.of(experiment, spec), experiment.total_envs
+    in_shared_memory = experiment.topology in ("heavy_env", "light_env")
+    is_served = experiment.topology == "distributed" and experiment.replay.chosen_service == "table"
+    if in_shared_memory or is_served:
+        from rlstack.replay.shared_memory.block import FOLDER
+        from rlstack.replay.shared_memory.steps import total_bytes
+
+        steps, others = total_bytes(stored.cfg, num_envs, stored.spec)
+        if in_shared_memory:
+            check_memory(steps, "replay", FOLDER)
+        size = steps + others
+    else:
+        example = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), stored.spec)
+        size = bytes_needed(stored.cfg, example, num_envs)
+    size *= runs
+    check_memory(size, "replay")
+    return size
+
+
+def batch_spec(cfg: ReplayConfig, spec: Transition) -> Batch:
+    """Returns the shapes of a batch of ``batch_size`` items; ``spec`` is the `transition_spec`."""
+    shape = (cfg.unroll_length + 1, cfg.batch_size)
+    trajectory = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((*shape, *leaf.shape), leaf.dtype), spec
+    )
+    weights: Any = jax.ShapeDtypeStruct((cfg.batch_size,), np.float32)
+    return Batch(trajectory, weights)
+
+
+def stored_spec(experiment: Experiment, spec: Transition) -> tuple[ReplayConfig, Transition]:
+    """Returns the replay's config and the spec of its stored steps, for this `transition_spec`.
+
+    They differ from the experiment's config and this spec where stacked frames are stored once.
+    """
+    stored = Stored.of(experiment, spec)
+    return stored.cfg, stored.spec
+
+
+class Stored(NamedTuple):
+    """What a replay stores: whole steps, or steps whose stacked frames are split."""
+
+    cfg: ReplayConfig
+    spec: Transition
+    stacks: FrameStacks | None
+
+    @classmethod
+    def of(cls, experiment: Experiment, spec: Transition) -> Stored:
+        """Returns what the replay of an experiment stores, for steps of this spec."""
+        cfg = in_rounds(experiment)
+        if not cfg.frame_stack:
+            return cls(cfg, spec, None)
+        stacks = FrameStacks(cfg, experiment.total_envs, spec)
+        return cls(stacks.cfg, stacks.spec, stacks)
+
+    def stacked(self, buffer: Any) -> Any:
+        """Wraps a buffer or a writer, so that its users see whole stacks."""
+        return buffer if self.stacks is None else StackedReplay(self.stacks, buffer)
+
+
+def in_rounds(experiment: Experiment) -> ReplayConfig:
+    """Returns the config of the replay, with what rounds need in this program."""
+    cfg = experiment.replay
+    if not cfg.min_actors:
+        return cfg
+    # Room for one item of each environment that is late and one of the newest version. With less,
+    # actors would wait for space and report late.
+    cfg = dataclasses.replace(cfg, max_size=max(cfg.max_size, 2 * experiment.total_envs))
+    if experiment.program.pacing == "lock_step":
+        cfg = dataclasses.replace(cfg, grace_seconds=0.0)  # the barrier waits instead
+    return cfg

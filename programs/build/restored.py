@@ -1,0 +1,112 @@
+"""Reads a finished run: its config, its newest checkpoint and the params in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import jax
+import numpy as np
+
+from rlstack.exploration import RunCounts
+from rlstack.programs.build.agent import make_agent
+from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.session import origin
+from rlstack.programs.session.run_dir import RunDir
+from rlstack.storage import checkpoint
+from rlstack.types import EnvSpec, Params
+
+Which = Literal["last", "best"]
+
+
+def newest_checkpoint(directory: RunDir, experiment: Experiment) -> Path:
+    """Returns the path of a run's newest checkpoint of which the params are undamaged.
+
+    Raises:
+      ValueError: the run has no such checkpoint.
+    """
+    part = "['learner']['params']"
+    return require_checkpoint(
+        directory, experiment, checkpoint.newest_intact(directory.checkpoints, part=part)
+    )
+
+
+def chosen_checkpoint(directory: RunDir, experiment: Experiment, which: Which) -> Path:
+    """Returns the path of the checkpoint of a run whose params a command uses.
+
+    Args:
+      directory: of the run.
+      experiment: of the run.
+      which: "last" is the newest one, "best" that with the best return in an evaluation.
+
+    Raises:
+      ValueError: the run has no such checkpoint.
+    """
+    if which == "last":
+        return newest_checkpoint(directory, experiment)
+    path = checkpoint.newest_intact(directory.best)
+    if path is None:
+        raise ValueError(
+            f"{directory.path} has no best checkpoint, because no evaluation of it has ended. "
+            "Use --params last, or train with --evaluator.period FRAMES."
+        )
+    origin.check(directory, path)
+    return path
+
+
+def require_checkpoint(directory: RunDir, experiment: Experiment, path: Path | None) -> Path:
+    """Returns the path, if there is one.
+
+    Raises:
+      ValueError: it is None, or it is a checkpoint of another run.
+    """
+    if path is None:
+        raise ValueError(
+            f"{directory.path} has no checkpoint to read. Start the run again with "
+            f"rlstack train {experiment.preset}."
+        )
+    origin.check(directory, path)
+    return path
+
+
+def counts_at(path: Path, num_envs: int) -> RunCounts:
+    """Returns what each environment of a run had made at a checkpoint.
+
+    Args:
+      path: of the checkpoint.
+      num_envs: environments of the run whose steps are frames.
+    """
+    metadata = checkpoint.read_metadata(path)
+    frames, episodes = metadata.get("env_frames", metadata["step"]), metadata.get("episodes")
+    return RunCounts(
+        int(frames) // num_envs, None if episodes is None else int(episodes) // num_envs
+    )
+
+
+def read_params(
+    path: Path, experiment: Experiment, spec: EnvSpec, *, on_host: bool = False, policy: str = ""
+) -> Params:
+    """Reads the params of a checkpoint.
+
+    Args:
+      path: of the checkpoint.
+      experiment: of the run.
+      spec: of its environments.
+      on_host: whether to return numpy arrays, which occupy no device.
+      policy: the name of the policy, if the run trained several; ``experiment`` is then its own.
+    """
+    agent = make_agent(experiment, spec)
+    params = jax.eval_shape(agent.initial_params, jax.eval_shape(jax.random.PRNGKey, 0))
+    if on_host:
+        params = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), params)
+    named = {policy: params} if policy else params
+    with origin.compared(_run_of(path), path):
+        saved = checkpoint.restore(path, {"learner": {"params": named}}, partial=True)
+    found = saved["learner"]["params"]
+    return found[policy] if policy else found
+
+
+def _run_of(path: Path) -> RunDir:
+    """Returns the directory of the run that a checkpoint, or the best one, is in."""
+    folder = path.parent.parent
+    return RunDir(folder.parent if folder.name == "checkpoints" else folder)

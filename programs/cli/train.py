@@ -1,0 +1,203 @@
+"""`rlstack train`: one run, several, or a population; new or resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from rlstack.programs.cli import env_options, experiment_options, presets
+from rlstack.programs.cli.options import UsageError, parse
+from rlstack.programs.config.env_config import Option
+from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.run import train
+from rlstack.programs.session.result import Result
+from rlstack.programs.study import space
+from rlstack.programs.study.population import PbtConfig, Population, is_population
+from rlstack.programs.study.trials import RunSet, is_set
+
+
+@dataclasses.dataclass(frozen=True)
+class _TrainOptions:
+    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
+    run_dir: Path | None = None
+    """The run directory, new or empty, for config, logs, checkpoints and result. By default a new
+    directory under runs/. With --seeds or --vary it has one directory for each run."""
+    seeds: tuple[int, ...] = ()
+    """Train one run with each of these seeds, and report on all. The topology fused trains them in
+    one program; others one after the other, or with --jobs. `--vary NAME VALUE ...`, which may be
+    repeated, trains runs with each of these values of an option, such as agent.discount."""
+    population: int = 0
+    """Train a population of so many members, which copy better ones and change the options that
+    `--vary NAME LOW HIGH [log]` names, within these bounds; see --pbt."""
+    pbt: PbtConfig = PbtConfig()
+    logger: tuple[str, ...] = ()
+    """More loggers, besides those of --loggers: `--logger wandb mlflow`."""
+    jobs: int = 1
+    """With --seeds, --vary or --population: number of runs at the same time, each in a process of
+    its own. 1 trains in this process."""
+    profile: str = ""
+    """Updates to measure, such as 20..30: prints where each node spends its time and what limits
+    the speed, and writes traces for Perfetto and TensorBoard to profile/ in the run directory."""
+    dry_run: bool = False
+    """Check everything and print the config, the nodes, the memory of the replay and the files of
+    the run; train and write nothing. `--dry-run` alone means True."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _ResumeOptions:
+    """Continue a run from its newest checkpoint, or a set of runs or a population."""
+
+    resume: Path
+    """The directory of the run, of the set of runs or of the population."""
+    frames: int | None = None
+    """A new budget in environment steps, counted from the start of the first run. By default the
+    budget stays."""
+    updates: int | None = None
+    """A new budget in updates of the learner, counted likewise. 0 is no limit."""
+    hours: float | None = None
+    """A new budget in hours of training, counted likewise. 0 is no limit."""
+    jobs: int = 1
+    """Number of runs of a set, or members, at the same time, each in a process of its own."""
+
+
+_SHORT_OPTIONS = {"--launch": "--program.launch", "--ray-address": "--program.ray.address"}
+
+
+def main(args: list[str], modules: tuple[str, ...] = ()) -> int:
+    """Runs ``rlstack train``; returns the exit code.
+
+    Args:
+      args: of the command.
+      modules: those of the user that the experiment needs.
+
+    Raises:
+      UsageError: an argument is wrong.
+      Exception: whatever ends the training.
+    """
+    if not args or args[0] in ("-h", "--help"):
+        print("usage: rlstack train PRESET [options] | CONFIG.json [options] | --resume RUN_DIR")
+        print("\npresets:")
+        return presets.main([])
+    if args[0].startswith("-"):
+        if not any(arg.startswith("--res") for arg in args):
+            raise UsageError(
+                "a preset must come first, such as cartpole-ppo, or --resume RUN_DIR; got "
+                f"{args[0]}"
+            )
+        return _resume(_resume_options(args))
+    name, *rest = args
+    vary, rest = env_options.take_vary(rest)
+    chosen = experiment_options.read("train", name, rest, modules, _TrainOptions, _SHORT_OPTIONS)
+    if chosen is None:
+        return 0
+    loggers = dict.fromkeys((*chosen.experiment.loggers, *chosen.logger))  # each once
+    experiment = dataclasses.replace(chosen.experiment, loggers=tuple(loggers))
+    chosen = dataclasses.replace(chosen, experiment=experiment)
+    _check_combination(chosen, rest, vary)
+    if chosen.dry_run:
+        train.chosen_updates(chosen.profile, chosen.experiment)
+        from rlstack.programs.run import (
+            plan,  # needs the nodes, which a run imports in their processes
+        )
+
+        print(plan.plan(chosen.experiment, chosen.run_dir), end="")
+        return 0
+    if chosen.population:
+        return _train_population(chosen, vary)
+    if not (chosen.seeds or vary):
+        return _print_result(train.run(chosen.experiment, chosen.run_dir, profile=chosen.profile))
+    from rlstack.programs.study import study
+
+    values = {option: tuple(found) for option, found in vary.items()}
+    seeds = chosen.seeds or (chosen.experiment.seed,)
+    study.run(RunSet(chosen.experiment, seeds, values), chosen.run_dir, jobs=chosen.jobs)
+    return 0
+
+
+def _resume_options(args: Sequence[str]) -> _ResumeOptions:
+    try:
+        return parse(_ResumeOptions, "rlstack train", args)
+    except UsageError as error:
+        if "no option" not in str(error):
+            raise
+        raise UsageError(
+            f"{error}. A run that is resumed keeps its options, except for its budgets; rlstack "
+            "train RUN_DIR/config.json trains a new run with other ones"
+        ) from error
+
+
+def _check_combination(chosen: _TrainOptions, args: Sequence[str], vary: Collection[str]) -> None:
+    """Checks the options that concern one run, several runs or a population only."""
+    several = bool(chosen.seeds or vary or chosen.population)
+    given = {arg.partition("=")[0] for arg in args}
+    if "--seeds" in given and not chosen.seeds:
+        raise UsageError("--seeds must be followed by one or more seeds, such as 1 2 3")
+    if "--population" in given and chosen.population < 2:
+        raise UsageError(f"--population must be at least 2; got {chosen.population}")
+    if chosen.seeds and chosen.population:
+        raise UsageError("--population takes one seed, --seed: leave out --seeds")
+    if chosen.seeds and "--seed" in given:
+        raise UsageError("--seeds has the seeds of all runs: leave out --seed")
+    for name, value in (
+        ("--dry-run shows", chosen.dry_run),
+        ("--profile measures", chosen.profile),
+    ):
+        if value and several:
+            raise UsageError(f"{name} a single run: leave out --seeds, --vary and --population")
+    if chosen.pbt != PbtConfig() and not chosen.population:
+        raise UsageError("--pbt needs --population: it says how members copy each other")
+    if chosen.jobs != 1 and not several:
+        raise UsageError("--jobs needs --seeds or --vary: a single run is one job")
+
+
+def _train_population(chosen: _TrainOptions, vary: Mapping[str, Sequence[Option]]) -> int:
+    """Trains a population; `vary` has the words behind each ``--vary NAME``."""
+    base = chosen.experiment
+    spaces = {name: space.from_words(name, words, base, "--vary") for name, words in vary.items()}
+    made = Population(base, chosen.population, spaces, chosen.pbt)
+    from rlstack.programs.study import populations
+
+    populations.run(made, chosen.run_dir, jobs=chosen.jobs)
+    return 0
+
+
+def _resume(chosen: _ResumeOptions) -> int:
+    budgets = {name: getattr(chosen, name) for name in ("frames", "updates", "hours")}
+    given = {name: value for name, value in budgets.items() if value is not None}
+    if is_population(chosen.resume):
+        from rlstack.programs.study import populations
+
+        populations.resume(chosen.resume, given, jobs=chosen.jobs)
+        return 0
+    if not is_set(chosen.resume):
+        return _print_result(train.resume(chosen.resume, **budgets))
+    from rlstack.programs.study import study
+
+    study.resume(chosen.resume, given, jobs=chosen.jobs)
+    return 0
+
+
+def _print_result(result: Result) -> int:
+    print(
+        f"greedy return {result.eval_return_mean:.1f} +- {result.eval_return_std:.1f} over "
+        f"{result.eval_episodes} episodes, after {result.env_frames:,} frames in "
+        f"{result.wall_seconds:.1f} s; ended by {result.ended_by}"
+    )
+    for name, mean in result.eval_return_by_opponent.items():
+        print(f"  {mean:.2f} against {name}")
+    for name, policy in result.policies.items():
+        print(f"  {name}: {policy['eval_return_mean']:.2f}")
+    return 0
+
+
+def option_names() -> list[str]:
+    """Returns the options of the command that are not those of an experiment."""
+    fields = [field.name for field in dataclasses.fields(_TrainOptions)[1:] if field.name != "pbt"]
+    fields += [f"pbt.{field.name}" for field in dataclasses.fields(PbtConfig)]
+    own = [f"--{name.replace('_', '-')}" for name in fields]
+    others = ["--resume", "--vary", "--module", "--help", "--help-all", *_SHORT_OPTIONS]
+    return [*own, *others]

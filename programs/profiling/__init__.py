@@ -1,4 +1,0 @@
-"""Where the time of a run goes: what each node measures, and what it says about the run.
-
-May import: rlstack.programs, rlstack.programs.tracking.
-"""

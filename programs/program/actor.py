@@ -1,0 +1,398 @@
+"""The actor's node: one pool of environments, with inference here or in a service."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from rlstack.acting.actor import Actor
+from rlstack.acting.inference import InferencerLike
+from rlstack.acting.inference_client import InferenceClient
+from rlstack.acting.inferencer import Inferencer
+from rlstack.acting.params import ParamsPuller
+from rlstack.acting.round_gate import RoundGate
+from rlstack.programs.build.agent import make_agent
+from rlstack.programs.build.devices import actor_device
+from rlstack.programs.build.environments import Pool, make_env
+from rlstack.programs.build.hooks import make_step_processor
+from rlstack.programs.build.seeds import acting_key, role_seed
+from rlstack.programs.config.experiment import EnvConfig, Experiment
+from rlstack.programs.program.base import LEARNER, RUNNING, CoordinatorClient, Setup
+from rlstack.programs.program.data_parallel import shards
+from rlstack.programs.program.lock_step import ACT, STOP, WAIT
+from rlstack.programs.program.multi_policy.writer import RenewedWriter
+from rlstack.programs.program.params import pull_params
+from rlstack.programs.program.replay import program_replay
+from rlstack.programs.program.replay_sides import ProgramReplay, ReplayWriter
+from rlstack.programs.session import timing
+from rlstack.programs.session.profiling.profile import Profile
+from rlstack.replay import ReplayClosedError, ReplayTimeoutError
+from rlstack.replay.rounds import Reports
+from rlstack.rpc import RemoteObject, StoppedError, UnavailableError
+from rlstack.specs.masks import COUNTER
+from rlstack.types import Array, Transition
+
+_HasNewer = Callable[[int, float], bool]
+
+
+class ActorNode:
+    """An Actor that runs until the coordinator ends the program."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        rank: int,
+        replay: ProgramReplay | RemoteObject,
+        learner: RemoteObject,
+        service: RemoteObject | None,
+        coordinator: RemoteObject,
+        stop: threading.Event,
+    ) -> None:
+        """Makes the agent; `run` makes the environments.
+
+        Args:
+          setup: of the program.
+          rank: of this actor.
+          replay: where to write; or a client of the node that holds it.
+          learner: a client of its learner, which publishes params and holds lock-step's barrier.
+          service: a client of the inference service; None to infer here.
+          coordinator: a client of the coordinator, which counts frames and logs episodes.
+          stop: set by the launcher to end this node.
+        """
+        self._setup, self._rank = setup, rank
+        self._program = CoordinatorClient(coordinator, f"actor/{rank}", stop)
+        setup.configure_jax(single_thread=True)
+        self._part = LearningPart(setup, rank, replay, learner, service, self._program)
+        self._profile = Profile(setup.profiled, setup.directory, f"actor/{rank}")
+
+    def run(self) -> None:
+        """Acts until the program ends training."""
+        experiment, program, part = self._setup.experiment, self._program, self._part
+        with program.phase(f"making {experiment.env.num_envs:,} environments"):
+            processor = make_step_processor(experiment)
+            infos = processor is not None
+            seed = env_seed(self._setup.acting_seed, self._rank, program.incarnation)
+            pool = make_env(env_config(experiment), seed, step_info=infos)
+        with pool as env:
+            part.wait()  # the environments were made while the learner compiles
+            replay = part.begin()
+            program.gauges = EnvGauges(program, replay.gauges, env, experiment)
+            self._profile.time_acting(env, part.inferencer, replay)
+            replay.on_step = self._profile.observe
+            try:
+                with program.phase(f"resetting {experiment.env.num_envs:,} environments"):
+                    actor = Actor(env, part.inferencer, replay, step_processor=processor)
+                if experiment.program.pacing == "lock_step":
+                    self._act_in_lock_step(actor, replay)
+                else:
+                    self._act(actor)
+            except (StoppedError, ReplayClosedError):
+                pass  # the learner closes the replay when it ends
+            finally:
+                self._profile.close()
+                program.gauges = replay.gauges  # the last report comes after the pool is closed
+                part.close()
+        program.report_end()
+
+    def _act(self, actor: Actor) -> None:
+        # The first step compiles, here or in the service.
+        compiling = contextlib.ExitStack()
+        compiling.enter_context(self._program.phase("compiling the agent's step, and acting"))
+        has_acted = False
+
+        def should_stop() -> bool:
+            nonlocal has_acted
+            frames = actor.env_frames
+            if frames and not has_acted:
+                has_acted = True
+                compiling.close()
+            return not may_act(self._program, frames)
+
+        with compiling:
+            actor.run(should_stop, self._program)
+
+    def _act_in_lock_step(self, actor: Actor, replay: WaitingReplay) -> None:
+        go_on = True
+        while go_on and self._program.poll().phase == RUNNING:
+            for _ in range(self._setup.experiment.steps_per_update):
+                self._program.log(actor.step())
+            if not replay.has_reported():
+                continue
+            replay.flush()
+            answer = WAIT
+            while answer == WAIT and self._program.poll().phase == RUNNING:
+                answer = self._part.arrive(actor.env_frames)
+            if answer == STOP:
+                self._program.dismiss()
+            go_on = answer == ACT
+            # Reported after the learner has used them, because the last frames end training.
+            self._program.count(env_frames=actor.env_frames)
+
+
+def may_act(program: CoordinatorClient, frames: int) -> bool:
+    """Reports the frames of an actor; waits while others may still make the last frames.
+
+    Returns:
+      Whether the actor may go on.
+    """
+    program.count(env_frames=frames)
+    state = program.poll()
+    while state.phase == RUNNING and frames >= state.granted:
+        state = program.poll(now=True)
+        if frames >= state.granted:  # others may use up the budget
+            time.sleep(timing.BUDGET_POLL)
+    return state.phase == RUNNING
+
+
+def env_config(experiment: Experiment) -> EnvConfig:
+    """The actors share the cores, unless the config sets the number of workers."""
+    cfg, program = experiment.env, experiment.program
+    share = max(1, (os.cpu_count() or 1) // program.num_actors)
+    if program.launch == "ray":
+        share = max(1, int(program.ray.cpus_of("actor")))
+    return dataclasses.replace(cfg, num_workers=cfg.num_workers or min(cfg.num_envs, share))
+
+
+def env_seed(seed: int, rank: int, incarnation: int, role: str = "env") -> int:
+    """The first actor's environments are those of a single process with this seed."""
+    return role_seed(seed, f"{role}/{rank}" if rank else role, incarnation)
+
+
+class LearningPart:
+    """What an actor has for a policy that learns: its replay, and what chooses its actions.
+
+    Attributes:
+      inferencer: the inferencer, or the service's client; made by `begin`.
+    """
+
+    inferencer: InferencerLike
+
+    def __init__(
+        self,
+        setup: Setup,
+        rank: int,
+        replay: ProgramReplay | RemoteObject,
+        learner: RemoteObject,
+        service: RemoteObject | None,
+        program: CoordinatorClient,
+    ) -> None:
+        """Makes the agent.
+
+        Args:
+          setup: of the policy.
+          rank: of the actor.
+          replay: where to write; or a client of the node that holds it.
+          learner: a client of the policy's learner.
+          service: a client of the policy's inference service; None to infer here.
+          program: a client of the coordinator.
+        """
+        self._setup, self._rank, self._program = setup, rank, program
+        self._share, self._rank_there = shards.of_actor(setup, rank)
+        self._replay = replay
+        self._learner, self._service = learner, service
+        self._agent = make_agent(setup.experiment, setup.spec)
+        setup.register_records(self._agent)
+        self._round = -1  # of lock-step, as the learner counts
+
+    def wait(self) -> None:
+        """Waits for the learner and the inference service, and connects to the replay."""
+        program = self._program
+        with program.phase("waiting for the learner"):
+            memory = program.wait_for(self._learner.replay_name)
+        if self._service is not None:
+            with program.phase("waiting for the inference service"):
+                program.wait_for(self._service.is_ready)
+        self._writer: ReplayWriter
+        if self._setup.learner_restarts:
+            self._writer = program.wait_for(self._renewed_writer)
+        else:
+            self._writer = self._open_writer(lambda: memory)
+
+    def _open_writer(self, find_memory: Callable[[], str]) -> ReplayWriter:
+        replay = copy.copy(self._replay)  # a client of its own, which a writer closes
+        return program_replay(self._share, replay).writer(self._rank_there, find_memory)
+
+    def _renewed_writer(self) -> RenewedWriter:
+        open_writer = functools.partial(self._open_writer, self._learner.replay_name)
+        return RenewedWriter(open_writer, self._setup.node(LEARNER), self._program)
+
+    @property
+    def has_learner(self) -> bool:
+        """Whether the learner is there, as far as the actor knows."""
+        return not isinstance(self._writer, RenewedWriter) or self._writer.has_learner
+
+    def begin(self) -> WaitingReplay:
+        """Makes what chooses the actions; returns where to add the steps."""
+        experiment, program = self._setup.experiment, self._program
+        self.inferencer, has_newer, self._close = self._inferencer()
+        ids, cfg = self._share.experiment.env_ids(self._rank_there), experiment.replay
+        replay = WaitingReplay(self._writer, ids, program, cfg.timeout_seconds)
+        if experiment.program.pacing == "lock_step":
+            replay.reports = Reports(cfg, len(ids)) if cfg.min_actors else None
+        elif has_newer is not None:
+
+            def has_ended() -> bool:
+                return program.poll().phase != RUNNING
+
+            replay.gate = RoundGate(cfg, len(ids), has_newer, has_ended, timing.ROUND_WAIT)
+        return replay
+
+    def close(self) -> None:
+        """Closes the inferencer and the connection to the replay."""
+        self._close()
+        self._writer.close()
+
+    def arrive(self, env_frames: int) -> str:
+        """Waits for some seconds at the learner's barrier of lock-step.
+
+        Returns:
+          ACT or STOP; or WAIT: call again.
+        """
+        rank, incarnation = self._rank, self._program.incarnation
+        with contextlib.suppress(UnavailableError):
+            answer, self._round = self._learner.arrive(rank, incarnation, env_frames, self._round)
+            return str(answer)
+        return WAIT
+
+    def _inferencer(self) -> tuple[InferencerLike, _HasNewer | None, Callable[[], None]]:
+        """Returns the inferencer or the service's client, and a function that closes it.
+
+        The second value waits for newer params, in rounds; see `RoundGate`.
+        """
+        experiment, program = self._setup.experiment, self._program
+        in_rounds = experiment.replay.min_actors > 0
+        if self._service is not None:
+            client = InferenceClient(
+                self._service,
+                self._rank,
+                program.incarnation,
+                should_stop=lambda: program.poll().phase != RUNNING,
+                timeout=experiment.service.timeout_s,
+            )
+            return client, self._service_has_newer if in_rounds else None, lambda: None
+        params, close = pull_params(self._setup, self._learner)
+        has_newer = params.has_newer if in_rounds and isinstance(params, ParamsPuller) else None
+        key = acting_key(self._setup.acting_seed, self._rank, program.incarnation)
+        ids_here = np.asarray(experiment.env_ids(self._rank))
+        cfg, num_envs = experiment.inferencer, len(ids_here)
+        device = actor_device(experiment, self._rank)
+        run_counts = self._setup.run_counts(program.answered())
+        inferencer = Inferencer(
+            cfg, self._agent, params, num_envs, key, ids_here, device, run_counts
+        )
+        return inferencer, has_newer, close
+
+    def _service_has_newer(self, version: int, seconds: float) -> bool:
+        assert self._service is not None
+        try:
+            return bool(self._service.has_newer_params(version, seconds))
+        except UnavailableError:  # it is restarted
+            return False
+
+
+class EnvGauges:
+    """The values that reports contain; also counts what the pool counts, and shows restarts."""
+
+    def __init__(
+        self,
+        program: CoordinatorClient,
+        gauges: Callable[[], Mapping[str, float]],
+        env: Pool,
+        experiment: Experiment,
+    ) -> None:
+        self._program, self._gauges, self._env = program, gauges, env
+        # In threads, the pool's own warning is on the terminal already.
+        self._shows = experiment.program.launch != "threads"
+        self._restarts = 0
+
+    def __call__(self) -> Mapping[str, float]:
+        """Returns the values, and reports the pool's counters."""
+        counters = self._env.stats()
+        if masks := counters.get(COUNTER, 0):
+            self._program.count(**{f"env_{COUNTER}": masks})
+        restarts = counters.get("restarts", 0)
+        if restarts > self._restarts:
+            self._restarts = restarts
+            self._program.count(env_restarts=restarts)
+            if self._shows:
+                self._program.note(
+                    f"env worker restarted ({restarts} so far), its episodes are truncated: "
+                    f"{self._env.last_restart}"
+                )
+        return self._gauges()
+
+
+class WaitingReplay:
+    """Adds to the program's replay; waits while it is full and the program runs.
+
+    It knows the environments' ids in the whole program, and measures how long it waits.
+
+    Attributes:
+      gate: in rounds, stops the actor once it has reported.
+      reports: in rounds and lock-step, where the barrier stops it, knows whether it has reported.
+    """
+
+    def __init__(
+        self, writer: ReplayWriter, env_ids: range, program: CoordinatorClient, timeout: float
+    ) -> None:
+        self._writer, self._program, self._timeout = writer, program, timeout
+        self._all = np.arange(env_ids.start, env_ids.stop, dtype=np.int32)
+        self._waited = 0.0
+        self._versions: Array | None = None  # of the params that acted last
+        self.on_step: Callable[[int], None] | None = None  # called with this version
+        self.gate: RoundGate | None = None
+        self.reports: Reports | None = None
+        self._reported = False
+
+    def gauges(self) -> dict[str, float]:
+        """Returns the values on writing that reports contain."""
+        gauges = {"actor/add_wait_seconds": self._waited}
+        if self.gate is not None:
+            gauges["actor/round_wait_seconds"] = self.gate.waited
+        if isinstance(self._writer, RenewedWriter):
+            gauges["actor/discarded_steps"] = self._writer.discarded
+        if self._versions is not None:
+            gauges["params/version"] = float(self._versions[0])
+        return gauges
+
+    def add(
+        self, env_ids: np.ndarray | None, transition: Transition, timeout: float | None = None
+    ) -> None:
+        """Adds one step of some environments, numbered as in this actor."""
+        del timeout  # `Actor.run` passes one to wait in pieces; this method does that itself
+        ids = self._all if env_ids is None else self._all[env_ids]
+        self._versions = transition.params_version
+        started = time.monotonic()
+        while True:
+            try:
+                self._writer.add(ids, transition, timeout=timing.ACTOR_ADD)
+                self._waited += time.monotonic() - started
+                break
+            except ReplayTimeoutError:
+                if self._program.poll().phase != RUNNING:
+                    raise StoppedError from None
+                if time.monotonic() > started + self._timeout:
+                    raise
+        if self.on_step is not None:
+            self.on_step(int(transition.params_version[0]))
+        if self.gate is not None:
+            self.gate.added(env_ids, transition)
+        elif self.reports is not None:
+            self._reported |= self.reports.add(env_ids, transition)
+
+    def has_reported(self) -> bool:
+        """Whether the actor has reported since the last call; outside of rounds, True."""
+        reported, self._reported = self._reported, False
+        return reported or self.reports is None
+
+    def flush(self) -> None:
+        """Waits until everything added can be sampled."""
+        self._writer.flush()

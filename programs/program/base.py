@@ -1,0 +1,427 @@
+"""What every node has: the program's setup, and a client of the coordinator."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+
+from rlstack.acting.actor import transition_spec
+from rlstack.acting.inference import Inference
+from rlstack.agent import Agent
+from rlstack.exploration import RunCounts
+from rlstack.programs.build import xla
+from rlstack.programs.build.agent import make_agent
+from rlstack.programs.build.policies.members import divide
+from rlstack.programs.build.seeds import role_seed
+from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.config.member_config import HistoryConfig
+from rlstack.programs.program.endings import EndedEarlyError, NodeLostError
+from rlstack.programs.program.supervisor import INCARNATION
+from rlstack.programs.session import timing
+from rlstack.programs.session.profiling.profile import Updates
+from rlstack.programs.session.run_dir import RunDir
+from rlstack.rpc import (
+    ClosedError,
+    RemoteError,
+    RemoteObject,
+    StoppedError,
+    UnavailableError,
+    codec,
+)
+from rlstack.types import EnvSpec, Transition
+
+LEARNER = "learner"  # the group of the learner's node, and with one policy its name
+
+Answer = TypeVar("Answer")
+
+# The phases of a program, in their order.
+RUNNING = "running"  # actors act, the learner learns
+SAVING = "saving"  # actors end; the learner saves and continues to publish params
+JUDGING = "judging"  # the evaluator evaluates the last params
+OVER = "over"  # every node ends
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """The arguments that all nodes of a program share."""
+
+    experiment: Experiment
+    directory: RunDir
+    spec: EnvSpec  # of one environment
+    restored: Path | None = None  # the checkpoint from which the program starts
+    listens: bool = False  # whether the command has callbacks, which read the coordinator's events
+    profiled: Updates | None = None  # that nodes measure
+    policy: str = ""  # of several; the experiment is then that of this policy alone
+    older_runtime: bool | None = None  # of XLA, in all nodes; None for what suits the experiment
+    rows: int = 0  # of one actor, of all policies that learn, with several
+    # The policies that play earlier versions of this one.
+    histories: Mapping[str, HistoryConfig] = dataclasses.field(default_factory=dict)
+
+    @property
+    def learning(self) -> list[Setup]:
+        """The setup of each policy that learns; with one policy, this one."""
+        return self._several if self.experiment.policies else [self]
+
+    @functools.cached_property
+    def _several(self) -> list[Setup]:
+        division = divide(self.experiment)
+        older = self.experiment.older_runtime
+        rows = sum(member.experiment.env.num_envs for member in division.learning)
+        histories = {name: member.cfg.history for name, member in division.members.items()}
+        return [
+            dataclasses.replace(
+                self,
+                experiment=member.experiment,
+                policy=member.name,
+                older_runtime=older,
+                rows=rows,
+                histories={n: cfg for n, cfg in histories.items() if cfg.of == member.name},
+            )
+            for member in division.learning
+        ]
+
+    @property
+    def prefix(self) -> str:
+        """What precedes the names of logs; empty with one policy."""
+        return f"{self.policy}/" if self.policy else ""
+
+    def node(self, group: str) -> str:
+        """Returns the name of the policy's node of a group: GROUP, or with several GROUP/POLICY."""
+        return f"{group}/{self.policy}" if self.policy else group
+
+    @property
+    def learner_restarts(self) -> bool:
+        """Whether a learner of several policies that is lost is started again."""
+        several = bool(self.policy or self.experiment.policies)
+        return several and self.experiment.program.on_learner_loss == "restart"
+
+    @functools.cached_property
+    def step(self) -> Transition:
+        """The `transition_spec`. Access it once before pickling, so that nodes find it cached."""
+        return transition_spec(make_agent(self.experiment, self.spec), self.spec)
+
+    @property
+    def acting_seed(self) -> int:
+        """The seed of what acts: environments and actions of a resumed run are new ones."""
+        seed = self.experiment.seed
+        return role_seed(seed, f"after {self.restored.name}") if self.restored else seed
+
+    def run_counts(self, state: ProgramState) -> RunCounts:
+        """Returns the mean progress of the policy's environments, as an answered state says."""
+        one = self.rows or self.experiment.env.num_envs  # of an actor, whose steps are frames
+        envs = one * self.experiment.num_actors
+        return RunCounts(state.env_frames // envs, state.episodes // envs)
+
+    def configure_jax(self, *, single_thread: bool) -> None:
+        """Configures XLA for this node; must come before JAX's first computation."""
+        xla.configure_node(self.experiment, self.older_runtime, single_thread=single_thread)
+
+    def configure_jax_of_threads(self) -> None:
+        """Configures XLA for all nodes, which are threads of this process."""
+        xla.configure_runs([self.experiment])
+
+    def register_records(self, agent: Agent) -> None:
+        """Lets this process decode messages with the agent's NamedTuples."""
+        params = jax.eval_shape(agent.initial_params, jax.eval_shape(jax.random.PRNGKey, 0))
+        codec.register(Inference)
+        codec.register_records((params, self.step))
+
+
+class ProgramState(NamedTuple):
+    """The coordinator's answer to a report."""
+
+    phase: str = RUNNING
+    env_frames: int = 0
+    checkpoints: int = 0  # due since the program's start
+    evaluations: int = 0  # likewise
+    train_seconds: float = 0.0  # as the two that follow: see rlstack.programs.session.progress
+    timed_frames: int = 0
+    episodes: int = 0
+    granted: int = 0  # to an actor: frames of its incarnation after which it must report again
+    # Where learners may restart: the incarnation of each one that is there, by name.
+    learners: Mapping[str, int] = MappingProxyType({})
+
+
+@dataclasses.dataclass
+class NodeStatus:
+    """The state of one node, from its reports."""
+
+    incarnation: int = 0
+    pid: int = 0
+    seen: float = 0.0  # when it last reported
+    left: bool = False  # whether it has ended, or knows that the program is over
+    batch: int = 0  # the number of its last logs
+    counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    gauges: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def lags(self, learner_steps: Mapping[str, int]) -> dict[str, float]:
+        """Returns by how many updates its params are behind, by the names of logs.
+
+        Args:
+          learner_steps: updates of each learner, by the name of its node.
+        """
+        found = {}
+        for name, version in self.gauges.items():
+            prefix, word, rest = name.partition("params/version")
+            if word and not rest:
+                learner = f"{LEARNER}/{prefix}".rstrip("/")
+                found[f"{prefix}params/lag"] = learner_steps.get(learner, 0) - version
+        return found
+
+    def shown(
+        self, learner_steps: Mapping[str, int], frames_per_second: float, silence: float
+    ) -> dict[str, float | str]:
+        """Returns the values that a display shows.
+
+        Args:
+          learner_steps: as for `lags`.
+          frames_per_second: of this node, if it makes frames.
+          silence: seconds without a report of it.
+        """
+        shown: dict[str, float | str] = {
+            "state": "silent" if silence > timing.SHOWN_AS_SILENT else "up",
+            "pid": self.pid,
+            "restarts": self.incarnation,
+        }
+        if "env_frames" in self.counts:
+            shown["frames/s"] = frames_per_second
+        if lags := self.lags(learner_steps):
+            shown["lag"] = max(0, *lags.values())
+        waits = [value for name, value in self.gauges.items() if name.endswith("wait_seconds")]
+        if waits:
+            shown["waited s"] = sum(waits)
+        return shown
+
+
+class CoordinatorClient:
+    """Reports to the coordinator a few times a second and holds its last answer.
+
+    A client belongs to one thread, in which it can be found by `check_end`.
+
+    Attributes:
+      began: when the coordinator first answered; None before.
+      gauges: returns the current values that a report sends; called for each report.
+      incarnation: how often this node has been restarted.
+      has_lasting_work: whether a restart would not lose all that this node has done.
+    """
+
+    def __init__(
+        self, coordinator: RemoteObject, node: str, stop: threading.Event, prefix: str = ""
+    ) -> None:
+        """Reports nothing yet.
+
+        Args:
+          coordinator: a client of the coordinator's node.
+          node: the name of this node.
+          stop: set by the launcher to end this node.
+          prefix: precedes the names of all logs and gauges.
+        """
+        self._coordinator, self._node, self._stop = coordinator, node, stop
+        self._prefix = prefix
+        lost = timing.COORDINATOR_LOST if is_learner(node) else timing.COORDINATOR_LOST_TO_OTHERS
+        self._patience = getattr(_thread, "coordinator_lost", None) or lost
+        self.gauges: Callable[[], Mapping[str, Any]] = dict
+        self.incarnation = incarnation()
+        self.has_lasting_work = True
+        self._counts: dict[str, float] = {}
+        self._logs: dict[str, list[np.ndarray]] = {}
+        self._unanswered: dict[str, np.ndarray] = {}  # logs that may have arrived
+        self._batch = 0  # their number
+        self._state = ProgramState()
+        self._next_report = 0.0
+        self._silent_seconds = 0.0  # since the last answer, as far as this process ran
+        self._last_attempt = time.monotonic()
+        self.began: float | None = None
+        self._dismissed = False  # by the learner
+        self._lost = False  # whether the coordinator is
+        _thread.client = self
+
+    def count(self, **totals: float) -> None:
+        """Sets totals since this incarnation began."""
+        self._counts.update(totals)
+
+    def log(self, logs: Mapping[str, Any] | None, prefix: str = "") -> None:
+        """Adds values to be averaged: numbers, or vectors whose entries count one by one."""
+        for name, value in (logs or {}).items():
+            name = f"{self._prefix}{prefix}{name}"
+            self._logs.setdefault(name, []).append(np.atleast_1d(np.asarray(value)))
+
+    def note(self, text: str) -> None:
+        """Shows a line on the program's display, if the coordinator answers."""
+        with contextlib.suppress(UnavailableError):
+            self._coordinator.note(self._node, text)
+
+    @contextlib.contextmanager
+    def phase(self, text: str) -> Iterator[None]:
+        """Shows what this node does while the body runs, if that takes more than 2 seconds.
+
+        Of actors and inference services, only the first shows it, since all do the same.
+        """
+        timer = threading.Timer(timing.PHASE_SHOWN, self._show_phase, (f"{text} ...",))
+        timer.daemon = True
+        if self._node.endswith("/0") or not self._node[-1].isdecimal():
+            timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _show_phase(self, text: str) -> None:
+        # The program may end meanwhile, and with it the keys of its transport (ValueError).
+        with contextlib.suppress(RemoteError, ClosedError, ValueError):
+            self.note(text)
+
+    def write(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Adds values to be averaged; makes this client a `rlstack.types.LogWriter`."""
+        del step  # the coordinator logs by the frames of the whole program
+        self.log(logs)
+
+    def poll(self, *, now: bool = False) -> ProgramState:
+        """Returns the newest state; first reports if a report is due or `now` is set."""
+        if self._lost or self._stop.is_set():
+            return self._state._replace(phase=OVER)
+        clock = time.monotonic()
+        if now or clock >= self._next_report:
+            self._next_report = clock + timing.REPORT_PERIOD
+            self._report(clock)
+        return self._state
+
+    def wait_for(self, call: Callable[[], Answer]) -> Answer:
+        """Calls another node until it answers, for as long as the program runs.
+
+        While a program starts, the other node may start much later than this one.
+
+        Raises:
+          rlstack.rpc.StoppedError: the program ended first.
+        """
+        while self.poll().phase == RUNNING:
+            with contextlib.suppress(UnavailableError):
+                return call()
+        raise StoppedError(f"{self._node}: the program ended while this node started")
+
+    def answered(self) -> ProgramState:
+        """Returns the newest state; waits for the coordinator's first answer.
+
+        Raises:
+          rlstack.rpc.StoppedError: the program ended first.
+        """
+        while (state := self.poll()).phase == RUNNING and self.began is None:
+            time.sleep(timing.PHASE_POLL)
+        if self.began is None:
+            raise StoppedError(f"{self._node}: the program ended while this node started")
+        return state
+
+    def report_end(self) -> None:
+        """Sends the last report; the coordinator no longer waits for this node."""
+        self.count(ended=1)
+        self.poll(now=True)
+        if self._logs:  # it may have been a repetition
+            self.poll(now=True)
+
+    def dismiss(self) -> None:
+        """Notes that the learner told this node to end, perhaps before the coordinator does."""
+        self._dismissed = True
+
+    def ran_seconds(self) -> float:
+        """Returns for how long this node has worked: since its first report.
+
+        It is 0 if a restart would lose all of it, because the same error then comes back however
+        late.
+        """
+        if self.began is None or not self.has_lasting_work:
+            return 0.0
+        return time.monotonic() - self.began
+
+    def check_end(self) -> None:
+        """Checks that this node may end now.
+
+        Raises:
+          NodeLostError: it ends because the coordinator did not answer.
+          EndedEarlyError: nobody has told it to end.
+        """
+        if self._lost:
+            raise NodeLostError(
+                "coordinator",
+                f"it has not answered {self._node} for {self._silent_seconds:.0f} s; it, or its "
+                "host, hangs or was stopped",
+            )
+        told = self._dismissed or self._stop.is_set() or self._state.phase != RUNNING
+        if not told and self.poll(now=True).phase == RUNNING:
+            raise EndedEarlyError(f"{self._node} ended although the program still runs")
+
+    def _report(self, clock: float) -> None:
+        if not self._unanswered and self._logs:
+            self._unanswered = {n: np.concatenate(values) for n, values in self._logs.items()}
+            self._logs, self._batch = {}, self._batch + 1
+        try:
+            gauges = {self._prefix + name: float(value) for name, value in self.gauges().items()}
+            answer = self._coordinator.report(
+                self._node,
+                self.incarnation,
+                os.getpid(),
+                self._counts,
+                gauges,
+                self._unanswered,
+                self._batch,
+            )
+        except UnavailableError:
+            # The clock is read again because the call itself may have waited. An attempt that
+            # lasted longer than calls may last shows that this process was stopped meanwhile.
+            now = time.monotonic()
+            self._silent_seconds += min(now - self._last_attempt, timing.ATTEMPT)
+            self._last_attempt = now
+            starting = self.began is None and not self.incarnation
+            if self._silent_seconds > (timing.START if starting else self._patience):
+                self._lost, self._state = True, self._state._replace(phase=OVER)
+            return
+        self._unanswered = {}
+        self._silent_seconds, self._last_attempt = 0.0, clock
+        self.began = clock if self.began is None else self.began
+        self._state = ProgramState(**answer)
+
+
+def is_learner(node: str) -> bool:
+    """Whether the node of this name is a learner's."""
+    return node.split("/")[0] == LEARNER
+
+
+_thread = threading.local()
+
+
+def check_end() -> None:
+    """Calls `CoordinatorClient.check_end` of the client of this thread, if there is one."""
+    client: CoordinatorClient | None = getattr(_thread, "client", None)
+    if client is not None:
+        client.check_end()
+
+
+def ran_seconds() -> float:
+    """Returns for how long the node of this thread has worked, without the time of its start."""
+    client: CoordinatorClient | None = getattr(_thread, "client", None)
+    return 0.0 if client is None else client.ran_seconds()
+
+
+def incarnation() -> int:
+    """Returns how often this node has been restarted."""
+    return getattr(_thread, "incarnation", None) or int(os.environ.get(INCARNATION, "0"))
+
+
+def set_incarnation(number: int) -> None:
+    """Sets `incarnation` for a node that runs in this thread of a process with several nodes."""
+    _thread.incarnation = number
+
+
+def set_coordinator_lost(seconds: float) -> None:
+    """Replaces `timing.COORDINATOR_LOST` in this thread, for nodes that may be cut off longer."""
+    _thread.coordinator_lost = seconds

@@ -1,0 +1,117 @@
+"""The evaluator's node: evaluates the newest params when the coordinator says so."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+
+from rlstack.acting.evaluator import Evaluation
+from rlstack.programs.build.best import BestCheckpoint
+from rlstack.programs.build.evaluation import Allowance, Shows, evaluate, make_evaluator
+from rlstack.programs.pictures.training_videos import TrainingVideos
+from rlstack.programs.program.base import JUDGING, OVER, RUNNING, CoordinatorClient, Setup
+from rlstack.programs.session import timing
+from rlstack.rpc import RemoteObject, codec
+from rlstack.types import Params
+
+# The largest share of a core for automatic evaluations. The other nodes may need all cores.
+_SHARE = 0.05
+
+
+class EvaluatorNode:
+    """Plays whole episodes with the greedy policy, in environments of its own.
+
+    Attributes:
+      niceness: of its process, which uses the processor time that other nodes leave free.
+    """
+
+    niceness = 10
+
+    def __init__(
+        self,
+        setup: Setup,
+        learner: RemoteObject,
+        coordinator: RemoteObject,
+        stop: threading.Event,
+    ) -> None:
+        """Makes the evaluator; environments are made for each evaluation.
+
+        Args:
+          setup: of the program.
+          learner: a client of the learner, which publishes params.
+          coordinator: a client of the coordinator, which receives the results.
+          stop: set by the launcher to end this node.
+        """
+        setup.configure_jax(single_thread=True)
+        self._setup, self._learner, self._coordinator = setup, learner, coordinator
+        self._stop = stop
+        self._program = CoordinatorClient(coordinator, "evaluator", stop)
+        self._evaluate_params = self._make_evaluator()
+        self._best = BestCheckpoint(setup.directory)
+        self._videos = TrainingVideos(setup.experiment, setup.directory, self._program.note)
+        # The processor's time, because this node gets little of it while others are busy. Of this
+        # thread alone, if the other nodes are threads.
+        in_threads = setup.experiment.program.launch == "threads"
+        clock = time.thread_time if in_threads else time.process_time
+        self._allowance = Allowance(_SHARE, clock=clock, starts_once=True)
+
+    def _make_evaluator(self) -> Callable[..., Evaluation]:
+        evaluator = make_evaluator(self._setup.experiment, self._setup.spec)
+        self._setup.register_records(evaluator.agent)
+        return functools.partial(evaluate, self._setup.experiment, evaluator)
+
+    def _newest_params(self) -> Params:
+        return newest_params(self._learner)
+
+    def run(self) -> None:
+        """Evaluates when an evaluation is due, and once more at the end of training."""
+        done = 0
+        while (state := self._program.poll()).phase != OVER:
+            if state.phase == JUDGING:
+                self._evaluate(state.env_frames, last=True)
+                self._program.report_end()
+                return  # the next state may still say JUDGING, and the learner is ending
+            if state.evaluations > done:
+                done = state.evaluations
+                self._evaluate(state.env_frames, last=False)
+            self._stop.wait(timing.PHASE_POLL)
+
+    def _evaluate(self, env_frames: int, *, last: bool) -> None:
+        params = self._newest_params()
+        is_brief = not last and self._setup.experiment.evaluator.period == "auto"
+        found = self._evaluate_briefly(params) if is_brief else self._evaluate_params(params)
+        if found is None:
+            return
+        self._best.offer(env_frames, params, found)
+        # Before the report, because the program ends after that of the last evaluation.
+        video = self._videos.evaluated(env_frames, params)
+        if video is not None:
+            self._coordinator.filmed(env_frames, str(video))
+        self._coordinator.judged(
+            env_frames,
+            found.returns,
+            found.lengths,
+            last,
+            found.opponents,
+            found.cut,
+            dict(found.metrics),
+            *((found.policies,) if found.policies else ()),
+        )
+
+    def _evaluate_briefly(self, params: Params) -> Evaluation | None:
+        """Evaluates if the allowance suffices; ends with the training, which does not wait."""
+
+        def evaluation(progress: Shows) -> Evaluation:
+            return self._evaluate_params(params, progress, brief=True)
+
+        return self._allowance.evaluate(
+            evaluation, lambda *_: self._program.poll().phase == RUNNING
+        )
+
+
+def newest_params(learner: RemoteObject) -> Params:
+    """Returns the params that a learner publishes now."""
+    _, encoded = learner.get_params(-1)
+    return codec.decode(encoded)

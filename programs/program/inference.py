@@ -1,0 +1,177 @@
+"""The inference service's node: acts for its share of the actors."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import jax
+import numpy as np
+
+from rlstack.acting.batches import padded_sizes
+from rlstack.acting.inference import Inference
+from rlstack.acting.inference_service import InferenceService
+from rlstack.acting.inferencer import Inferencer
+from rlstack.acting.params import ParamsPuller
+from rlstack.configs.acting import ServiceConfig
+from rlstack.exploration import RunCounts
+from rlstack.learning.update import in_thread
+from rlstack.programs.build.agent import make_agent
+from rlstack.programs.build.devices import service_device
+from rlstack.programs.build.seeds import acting_key
+from rlstack.programs.program.base import OVER, RUNNING, CoordinatorClient, Setup
+from rlstack.programs.program.multi_policy.clients import learner_of
+from rlstack.programs.program.params import pull_params
+from rlstack.programs.session import timing
+from rlstack.programs.session.profiling.profile import ACTING, SERVING, Profile
+from rlstack.rpc import RemoteObject, remote
+from rlstack.types import Params, TimeStep
+
+
+class _LaterParams:
+    """A source of params that is known after the inferencer was made."""
+
+    get_params: Callable[..., tuple[int, Params] | None]
+
+
+def _first_sizes(cfg: ServiceConfig, env_ids: np.ndarray) -> list[int]:
+    """Returns the sizes of the first batches, in their order.
+
+    Args:
+      cfg: of the service.
+      env_ids: ``[actors, environments]``.
+    """
+    one, of_all = env_ids.shape[1], env_ids.size
+    if cfg.lock_step:
+        return [of_all]
+    # The first actor that is ready does not wait for the others.
+    sizes = padded_sizes(cfg.batch_sizes, cfg.max_batch, of_all)
+    return list(dict.fromkeys([next(size for size in sizes if size >= one), of_all]))
+
+
+def _compile(inferencer: Inferencer, timesteps: Sequence[TimeStep]) -> None:
+    for timestep in timesteps:
+        inferencer.compile(timestep)
+
+
+def _any_timestep(setup: Setup, num_envs: int) -> TimeStep:
+    return jax.tree.map(
+        lambda leaf: np.zeros((num_envs, *leaf.shape), leaf.dtype), setup.step.timestep
+    )
+
+
+class InferenceNode:
+    """An InferenceService for the actors whose rank, modulo the services, is its index."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        index: int,
+        learner: RemoteObject,
+        coordinator: RemoteObject,
+        stop: threading.Event,
+    ) -> None:
+        """Waits for the learner's first params.
+
+        Args:
+          setup: of the program.
+          index: of this service.
+          learner: a client of the learner, which publishes params.
+          coordinator: a client of the coordinator.
+          stop: set by the launcher to end this node.
+        """
+        learner = learner_of(setup, learner)
+        setup.configure_jax(single_thread=True)
+        experiment, self._stop = setup.experiment, stop
+        name = f"{setup.node('inferencer')}/{index}"
+        self._program = CoordinatorClient(coordinator, name, stop, setup.prefix)
+        agent = make_agent(experiment, setup.spec)
+        setup.register_records(agent)
+        program = experiment.program
+        ranks = range(index, program.num_actors, program.num_inferencers)
+        ids = np.concatenate([experiment.env_ids(rank) for rank in ranks])
+        # The numbers here of each actor's environments.
+        here = np.arange(len(ids), dtype=np.int32).reshape(len(ranks), -1)
+        self._env_ids = dict(zip(ranks, here, strict=True))
+        key = acting_key(setup.acting_seed, index, self._program.incarnation)
+        cfg = experiment.service
+        waits_for_all = experiment.replay.min_actors in (0, program.num_actors)
+        if program.pacing == "lock_step" and not experiment.env.wait_num and waits_for_all:
+            # The order of requests must not matter, or a run could not be repeated.
+            cfg = dataclasses.replace(cfg, lock_step=True)
+        device = service_device(experiment, index)
+        source = _LaterParams()
+        self._setup, self._run_counts = setup, RunCounts()
+        inferencer = Inferencer(
+            cfg, agent, source, len(ids), key, ids, device, lambda: self._run_counts
+        )
+        compiling: Future[None] | None = None
+        if not experiment.env.wait_num:  # else batches vary
+            sizes = _first_sizes(cfg, here)
+            compiling = in_thread(_compile, inferencer, [_any_timestep(setup, n) for n in sizes])
+        with self._program.phase("waiting for the learner"):
+            self._program.wait_for(learner.replay_name)
+        self._params, self._close_params = pull_params(setup, learner)
+        source.get_params = self._params.get_params
+        self._take_counts()
+        # It was made, to compile, before the coordinator had told the frames of the run.
+        inferencer.reset(np.ones(len(ids), bool))
+        if compiling is not None:
+            compiling.result()
+        self._service = InferenceService(cfg, inferencer)
+        name = f"inferencer/{index}"
+        self._profile = Profile(setup.profiled, setup.directory, name, other=SERVING)
+        self._profile.time(inferencer, inference=ACTING)
+        self._program.gauges = self._service.stats
+
+    def _take_counts(self) -> None:
+        """Notes the progress of the run, with which actors that are restarted go on."""
+        self._run_counts = self._setup.run_counts(self._program.answered())
+
+    @remote(idempotent=True)
+    def is_ready(self) -> bool:
+        """Returns True; actors wait for this answer before they act."""
+        return True
+
+    @remote(prompt=True)
+    def inference(
+        self, rank: int, incarnation: int, env_ids: np.ndarray | None, timestep: TimeStep
+    ) -> Future[Inference]:
+        """Acts in some of an actor's environments; see `InferenceService.submit`.
+
+        Args:
+          rank: of the actor.
+          incarnation: how often it has been restarted.
+          env_ids: int ``[B]``, as the actor numbers its environments; None for all in order.
+          timestep: ``[B, ...]``.
+        """
+        own = self._env_ids[rank]
+        ids = own if env_ids is None else own[env_ids]
+        answer = self._service.submit(rank, incarnation, ids, timestep)
+        answer.add_done_callback(self._observe)
+        return answer
+
+    def _observe(self, answer: Future[Inference]) -> None:
+        if answer.exception() is None:
+            self._profile.observe(int(answer.result().params_version[0]))
+
+    @remote(idempotent=True)
+    def has_newer_params(self, version: int, seconds: float) -> bool:
+        """Waits until the next batch would use params newer than a version; see `ParamsPuller`."""
+        return isinstance(self._params, ParamsPuller) and self._params.has_newer(version, seconds)
+
+    def run(self) -> None:
+        """Serves until the program is over."""
+        try:
+            while self._program.poll().phase == RUNNING:
+                self._take_counts()
+                self._stop.wait(timing.PHASE_POLL)
+            self._service.close()  # releases requests that wait for actors that have ended
+            while self._program.poll().phase != OVER:
+                self._stop.wait(timing.PHASE_POLL)
+        finally:
+            self._profile.close()
+            self._service.close()
+            self._close_params()

@@ -1,0 +1,198 @@
+"""Runs a program's nodes in processes of their own on this machine.
+
+A process of its own, the launcher's (`rlstack.programs.program.launch.local`), starts the nodes.
+This module is the other side of it, in the process of the command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import cloudpickle
+
+from rlstack.programs.program import supervisor
+from rlstack.programs.program.base import OVER, SAVING, Setup, is_learner
+from rlstack.programs.program.graph import Node
+from rlstack.programs.program.launch import launcher, local, wiring
+from rlstack.programs.program.launch.monitor import ProgramMonitor
+from rlstack.programs.program.topologies import environment, graph_of
+from rlstack.programs.session import timing
+from rlstack.programs.session.display import ProgressDisplay
+from rlstack.programs.session.run_dir import RunDir
+from rlstack.programs.session.signals import StopSignals
+
+
+class Prepared(NamedTuple):
+    """What a launcher's process reads, and where the coordinator will answer."""
+
+    message: object  # one line of JSON
+    coordinator: str
+    program: bytes = b""  # pickled, after that line
+
+
+def run_processes(process: subprocess.Popen[bytes], setup: Setup, display: ProgressDisplay) -> int:
+    """Runs the nodes in processes; returns the signal that was received, or 0.
+
+    Args:
+      process: of the launcher; `launcher.LOCAL` is its code.
+      setup: of the program.
+      display: shows its progress.
+    """
+    graph = graph_of(setup)
+    with wiring.on_this_host(graph, setup) as program:
+
+        def prepare() -> Prepared:
+            nodes = [vars(_described(node, index, setup)) for node, index in wiring.indexed(graph)]
+            return Prepared(nodes, program.addresses["coordinator"], cloudpickle.dumps(program))
+
+        return run(process, prepare, setup, display)
+
+
+def _described(node: Node, index: int, setup: Setup) -> local.NodeProcess:
+    cfg = setup.experiment.program
+    # This process has made an environment too, so these nodes import EnvPool if it has.
+    makes_environments = node.group in ("actor", "evaluator")
+    return local.NodeProcess(
+        name=node.name,
+        run_dir=str(setup.directory.path),
+        record=str(setup.directory.failures),
+        log=str(setup.directory.node_logs / node.group / str(index)),
+        variables=environment(node.group, setup.experiment),
+        niceness=getattr(node.cls, "niceness", 0),
+        grace=grace_of(node),
+        silence=cfg.silence_seconds,
+        max_restarts=cfg.max_restarts if node.restartable else 0,
+        envpool=makes_environments and "envpool" in sys.modules,
+    )
+
+
+def grace_of(node: Node) -> float:
+    """Returns the seconds from a signal until a node is killed."""
+    saves = not node.restartable or is_learner(node.name)
+    return timing.GRACE_TO_SAVE if saves else timing.GRACE
+
+
+@contextlib.contextmanager
+def started(code: str, directory: RunDir) -> Iterator[subprocess.Popen[bytes]]:
+    """Starts a launcher's process, which imports what nodes need; ends it at the end of the body.
+
+    Args:
+      code: of the process.
+      directory: of the run.
+    """
+    directory.node_logs.mkdir(exist_ok=True)
+    try:
+        with launcher.started(code, directory.path, directory.node_logs / "launcher") as process:
+            yield process
+    finally:
+        _sweep()
+
+
+def run(
+    process: subprocess.Popen[bytes],
+    prepare: Callable[[], Prepared],
+    setup: Setup,
+    display: ProgressDisplay,
+) -> int:
+    """Runs a program under a launcher's process; returns the signal that was received, or 0.
+
+    Args:
+      process: of the launcher, from `started`.
+      prepare: makes what the launcher reads.
+      setup: of the program.
+      display: shows its progress.
+    """
+    with StopSignals(display.write_line) as signals:
+        prepared = prepare()
+        _send(prepared, process)
+        asked = _supervise(setup.directory, process, prepared.coordinator, signals, display)
+        if not asked:
+            _record_end(setup.directory, process.returncode)
+            _wait_for_nodes(process)
+        return signals.received or 0
+
+
+def _supervise(
+    directory: RunDir,
+    process: subprocess.Popen[bytes],
+    coordinator: str,
+    signals: StopSignals,
+    display: ProgressDisplay,
+) -> bool:
+    """Waits for the end of the launcher, shows progress, and ends the program on a signal.
+
+    Returns:
+      Whether the launcher was asked to end.
+    """
+    monitor: ProgramMonitor | None = None
+    phase, deadline = "", math.inf
+    starting = contextlib.ExitStack()
+    starting.enter_context(display.phase("starting the nodes"))
+    while process.poll() is None:
+        if monitor is not None and monitor.has_answered:
+            starting.close()
+        if monitor is None and _has_launched(process):
+            monitor = ProgramMonitor(coordinator, display, directory.failures)
+        if signals.received and deadline == math.inf:
+            phase = monitor.interrupt(signals.received) if monitor else OVER
+            if phase != SAVING:
+                process.terminate()
+            patience = timing.INTERRUPTED
+            if phase == OVER:
+                patience = timing.INTERRUPTED_WITHOUT_STATE
+            deadline = time.monotonic() + patience
+        if time.monotonic() > deadline:
+            if phase == OVER:
+                launcher.kill(process)
+            else:
+                process.terminate()
+                phase = OVER  # it is killed next: a launcher that was stopped ends in no other way
+            deadline = time.monotonic() + timing.INTERRUPTED
+        time.sleep(timing.LAUNCHER_POLL)
+    starting.close()
+    if monitor is not None:
+        monitor.close()
+    return deadline != math.inf
+
+
+def _record_end(directory: RunDir, code: int) -> None:
+    """Records that the launcher was killed, or told to end by a signal that was not sent here."""
+    if code < 0 or code > 128:
+        end = supervisor.End(reason=supervisor.describe(code if code < 0 else 128 - code))
+        supervisor.record_failure(str(directory.failures), node="launcher", end=end, restarts=False)
+
+
+def _wait_for_nodes(process: subprocess.Popen[bytes]) -> None:
+    """Waits for nodes that outlive a killed launcher; their supervisors end them, and they save."""
+    until = time.monotonic() + timing.NODES_NOTICE
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        while time.monotonic() < until:
+            os.killpg(process.pid, 0)
+            time.sleep(timing.LAUNCHER_POLL)
+
+
+def _send(prepared: Prepared, process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None and process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    with contextlib.suppress(BrokenPipeError), process.stdin:
+        process.stdin.write(json.dumps(prepared.message).encode() + b"\n" + prepared.program)
+
+
+def _has_launched(process: subprocess.Popen[bytes]) -> bool:
+    assert process.stdout is not None
+    return bool(process.stdout.readline())
+
+
+def _sweep() -> None:
+    """Removes blocks of shared memory that killed nodes left behind."""
+    from rlstack.replay.shared_memory import block
+
+    block.sweep()

@@ -1,0 +1,252 @@
+"""The nodes of a program on a Ray cluster: placing, starting, watching and ending each."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from rlstack.programs.program.base import Setup
+from rlstack.programs.program.graph import Graph, Node
+from rlstack.programs.program.launch.ray import cluster
+from rlstack.programs.program.launch.ray.runner import NodeRunner, Placement
+from rlstack.programs.program.launch.wiring import Program, indexed
+from rlstack.programs.program.supervisor import End, RestartPolicy
+from rlstack.programs.session import timing
+from rlstack.rpc import transports, versions
+
+PLACING, RUNNING, ENDED, PAUSED = "placing", "running", "ended", "paused"
+
+
+@dataclasses.dataclass
+class RayNode:
+    """One node of the program and its present process."""
+
+    definition: Node
+    index: int  # in its group
+    restarts: RestartPolicy
+    incarnation: int = 0
+    state: str = PAUSED
+    since: float = 0.0  # when the state began
+    last_answer: float = 0.0  # when its process last answered
+    until: float = 0.0  # when a pause ends: before a restart, or before the next call
+    runner: Any = None  # Ray's handle of its process
+    call: Any = None  # Ray's reference to the pending answer
+    placement: Placement | None = None
+    started: bool = False  # whether its process has answered since the start
+    end_checked: bool = False  # whether it is known why the node ended
+
+    @property
+    def name(self) -> str:
+        """The node's name, as in failures and logs."""
+        return self.definition.name
+
+    @property
+    def group(self) -> str:
+        """The nodes that do the same work."""
+        return self.definition.group
+
+    def enter(self, state: str) -> None:
+        """Changes the state."""
+        self.state, self.since = state, time.monotonic()
+
+
+class RayNodes:
+    """All nodes of a program; carries out what the launcher decides.
+
+    Attributes:
+      all: the nodes.
+      addresses: of the nodes that others call, as far as they are placed.
+    """
+
+    def __init__(self, ray: Any, setup: Setup, graph: Graph, token_file: Path) -> None:
+        """Places nothing yet.
+
+        Args:
+          ray: the package, connected to the cluster.
+          setup: of the program.
+          graph: the program.
+          token_file: a file that processes read to show that they see the run directory.
+        """
+        self._ray, self._setup, self._token_file = ray, setup, token_file
+        self._cfg = setup.experiment.program.ray
+        self._token = token_file.read_text()
+        self._avoided: dict[str, float] = {}  # host -> time until which it is avoided
+        self.addresses: dict[str, str] = {}
+        self._program = Program(graph.nodes, setup, self.addresses)
+        self.all: list[RayNode] = []
+        for node, index in indexed(graph):
+            limit = setup.experiment.program.max_restarts if node.restartable else 0
+            self.all.append(RayNode(node, index, RestartPolicy(limit, *timing.RESTARTS)))
+
+    def named(self, name: str) -> RayNode:
+        """Returns a node."""
+        return next(node for node in self.all if node.name == name)
+
+    def place(self, node: RayNode, where: Any) -> None:
+        """Asks Ray for a process for the node; `answers` later returns its `Placement`."""
+        reserved = cluster.reserved(self._cfg, node.group)
+        cls = self._ray.remote(NodeRunner).options(**reserved, scheduling_strategy=where)
+        node.runner = cls.remote()
+        ports = int(node.definition.kind != "worker")
+        interface = self._setup.experiment.program.interface
+        node.call = node.runner.prepare.remote(
+            str(self._token_file), ports, interface, transports.variables()
+        )
+        node.enter(PLACING)
+        node.started = False
+
+    def first_place(self, node: RayNode) -> Any:
+        """Returns Ray's strategy for a node at the start."""
+        leader = self._leader(node)
+        if leader is None or leader.placement is None:
+            return "SPREAD"
+        return cluster.on_host(self._ray, leader.placement.node_id, soft=False)
+
+    def _leader(self, node: RayNode) -> RayNode | None:
+        group = self._cfg.host_group(node.group)
+        leaders = [other for other in self.all if other.group == group]
+        return leaders[node.index % len(leaders)] if leaders else None
+
+    def next_place(self, node: RayNode) -> Any:
+        """Returns Ray's strategy for a lost node: the host with the fewest nodes of the program."""
+        now = time.monotonic()
+        fit = [host for host in self._fitting_hosts(node) if self._avoided.get(host, 0.0) < now]
+        if not fit:
+            return "SPREAD"
+        others = [m for m in self.all if m is not node and m.state == RUNNING]
+        here = collections.Counter(m.placement.node_id for m in others if m.placement)
+        leader = self._leader(node)
+        if leader is not None and leader.placement is not None and leader.placement.node_id in fit:
+            return cluster.on_host(self._ray, leader.placement.node_id, soft=True)
+        return cluster.on_host(self._ray, min(fit, key=lambda i: here[i]), soft=True)
+
+    def _fitting_hosts(self, node: RayNode) -> list[str]:
+        """Returns the live hosts whose total resources are enough for a node."""
+        reserved = cluster.reserved(self._cfg, node.group)
+        kinds = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+        return [
+            host["NodeID"]
+            for host in self._ray.nodes()
+            if host["Alive"]
+            and all(host["Resources"].get(kind, 0) >= reserved[o] for kind, o in kinds.items())
+        ]
+
+    def bind(self, node: RayNode, placement: Placement) -> None:
+        """Binds the addresses of a node to the host of its process.
+
+        Raises:
+          ValueError: the host does not see the run directory, or has another version of rlstack.
+        """
+        node.placement = placement
+        theirs = placement.versions or b"older unknown"
+        if wrong := versions.differences(theirs, placement.host):
+            raise ValueError(f"launch ray: {wrong}")
+        if placement.token != self._token:
+            raise ValueError(
+                f"launch ray: every host must see the run directory at the same path; "
+                f"{placement.host} finds {placement.token or 'nothing'} at {self._token_file}. "
+                "Choose a directory on a shared file system with --run-dir."
+            )
+        for port in placement.ports:
+            self.addresses[node.name] = f"{placement.host}:{port}"
+
+    def start(self, node: RayNode) -> None:
+        """Starts a node; its addresses, and those of all nodes it calls, must be bound."""
+        log = self._setup.directory.node_logs / node.group / str(node.index)
+        coordinator_lost = 2.0 * self._cfg.lost_seconds
+        node.call = node.runner.start.remote(
+            cloudpickle.dumps(self._program),
+            node.name,
+            node.incarnation,
+            coordinator_lost,
+            str(log),
+        )
+        self._record_placement(node)
+        node.enter(RUNNING)
+        node.last_answer = node.since
+
+    def _record_placement(self, node: RayNode) -> None:
+        """Adds a line on where a node runs to the log ``hosts.jsonl``."""
+        assert node.placement is not None
+        placement = node.placement._asdict()
+        del placement["token"], placement["versions"]
+        record = {"time": time.time(), "node": node.name, "incarnation": node.incarnation}
+        with open(self._setup.directory.node_logs / "hosts.jsonl", "a") as file:
+            file.write(json.dumps(record | placement) + "\n")
+
+    def answers(self, timeout: float) -> list[tuple[RayNode, Placement | End | str | None]]:
+        """Waits for answers of processes.
+
+        Returns:
+          Each with its node: a `Placement`, an `End`, None for a node that still runs, or the
+          reason, as text, why the process is lost.
+        """
+        now = time.monotonic()
+        for node in self.all:
+            if node.call is None and node.state == RUNNING and now > node.until:
+                node.call = node.runner.watch.remote(timing.RAY_WATCH_CALL)
+        asked = {node.call: node for node in self.all if node.call is not None}
+        if not asked:
+            time.sleep(timeout)
+            return []
+        ready, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=timeout)
+        found = []
+        for call in ready:
+            node = asked[call]
+            node.call = None
+            try:
+                answer = self._ray.get(call)
+            except self._ray.exceptions.RayError as error:
+                cut_off = isinstance(error, self._ray.exceptions.ActorUnavailableError)
+                if cut_off and node.started:  # perhaps only briefly
+                    node.until = time.monotonic() + timing.RAY_RETRY
+                    continue
+                answer = _describe(error)
+            node.last_answer, node.started = time.monotonic(), node.state == RUNNING
+            found.append((node, answer))
+        return found
+
+    def silent(self) -> list[RayNode]:
+        """Returns the nodes whose processes have stopped answering; avoids their hosts."""
+        limit = time.monotonic() - timing.RAY_WATCH_CALL - self._cfg.lost_seconds
+        found = [m for m in self.all if m.state == RUNNING and m.last_answer < limit]
+        for node in found:
+            self.avoid_host(node)
+        return found
+
+    def avoid_host(self, node: RayNode) -> None:
+        """Places no lost node on this node's host for a while."""
+        if node.placement is not None:
+            until = time.monotonic() + timing.RAY_AVOID_HOST
+            self._avoided[node.placement.node_id] = until
+
+    def unplaced(self) -> list[RayNode]:
+        """Returns the nodes that Ray has not placed in time, the hardest to place first."""
+        limit = time.monotonic() - self._cfg.place_seconds
+        found = [m for m in self.all if m.state == PLACING and m.call and m.since < limit]
+        return sorted(found, key=lambda node: len(self._fitting_hosts(node)))
+
+    def drop(self, node: RayNode) -> None:
+        """Kills a node's process; one that is cut off ends when it is reachable again."""
+        if node.runner is not None:
+            with contextlib.suppress(Exception):  # already ended
+                self._ray.kill(node.runner)
+        node.runner = node.call = None
+
+    def stop(self, node: RayNode) -> None:
+        """Asks a node to end."""
+        if node.runner is not None:
+            node.runner.stop.remote()
+
+
+def _describe(error: Exception) -> str:
+    """Returns the first lines of Ray's long message as one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines)[:400]}"

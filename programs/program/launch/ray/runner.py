@@ -1,0 +1,123 @@
+"""The process of one node on a host of a Ray cluster; the launcher calls it through Ray.
+
+Ray only places and watches this process. Nodes call one another without Ray.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from rlstack.programs.program.supervisor import End
+
+
+class Placement(NamedTuple):
+    """Where a node's process runs."""
+
+    host: str  # the address by which other hosts reach it
+    node_id: str  # of the host, in Ray
+    pid: int
+    ports: tuple[int, ...]  # free ones, for the node's servers
+    token: str  # the contents of the token file, as this host sees it
+    versions: bytes = b""  # of rlstack there; empty if it is older than this field
+
+
+class NodeRunner:
+    """Runs one node in a thread; every method may be called while another waits."""
+
+    def __init__(self) -> None:
+        self._stop, self._done = threading.Event(), threading.Event()
+        self._end = End(ordered=True)
+
+    def prepare(
+        self, token_file: str, num_ports: int, interface: str, variables: Mapping[str, str]
+    ) -> Placement:
+        """Returns where this process runs and which ports are free.
+
+        Args:
+          token_file: a file in the run directory, which every host must see at the same path.
+          num_ports: ports that the node will listen on.
+          interface: of this host, by which others reach the node; empty for the one Ray uses.
+          variables: environment variables of the program's transport.
+        """
+        os.environ.update(variables)
+        import ray
+
+        from rlstack.programs.session import module_path
+
+        module_path.arrange()  # Ray puts the directory of the command first
+        from rlstack.rpc import versions
+        from rlstack.rpc.socket_filter import ALL_ADDRESSES, address_of
+
+        try:
+            token = Path(token_file).read_text()
+        except OSError as error:
+            token = f"({error.strerror})"
+        address = ray.util.get_node_ip_address()
+        if interface not in ("", ALL_ADDRESSES):
+            address = address_of(interface)
+        node_id = ray.get_runtime_context().get_node_id()
+        ports = _free_ports(num_ports)
+        return Placement(address, node_id, os.getpid(), ports, token, versions.own())
+
+    def start(
+        self, program: bytes, name: str, incarnation: int, coordinator_lost: float, log: str
+    ) -> None:
+        """Starts the node.
+
+        Args:
+          program: the program, pickled.
+          name: of the node.
+          incarnation: how often the node has been restarted.
+          coordinator_lost: seconds without an answer of the coordinator after which the node ends.
+          log: the file for what the node prints.
+        """
+        Path(log).parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "ab") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        arguments = (program, name, incarnation, coordinator_lost)
+        threading.Thread(target=self._run, args=arguments, name="node", daemon=True).start()
+
+    def watch(self, seconds: float) -> End | None:
+        """Waits at most this long for the node to end; returns None if it still runs."""
+        return self._end if self._done.wait(seconds) else None
+
+    def stop(self) -> None:
+        """Asks the node to end."""
+        self._stop.set()
+
+    def _run(self, program: bytes, name: str, incarnation: int, coordinator_lost: float) -> None:
+        try:
+            import cloudpickle
+
+            from rlstack.programs.program import base
+            from rlstack.programs.program.endings import end_of
+            from rlstack.programs.program.launch import wiring
+
+            base.set_incarnation(incarnation)
+            base.set_coordinator_lost(coordinator_lost)
+            wiring.run_node(cloudpickle.loads(program), name, self._stop)
+        except BaseException as error:
+            self._end = end_of(error, base.ran_seconds())
+            print(self._end.traceback, flush=True)
+        finally:
+            self._done.set()
+
+
+def _free_ports(number: int) -> tuple[int, ...]:
+    """Returns ports that are free on all of the host's addresses."""
+    probes = [
+        socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) for _ in range(number)
+    ]
+    try:
+        for probe in probes:
+            probe.bind(("", 0))
+        return tuple(int(probe.getsockname()[1]) for probe in probes)
+    finally:
+        for probe in probes:
+            probe.close()

@@ -1,0 +1,143 @@
+"""Runs one node of a program: makes clients of the nodes that it calls, its object and its server.
+
+A `Program` can be pickled, so that each node's process needs only it and the node's name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rlstack.programs.program import base
+from rlstack.programs.program.base import Setup
+from rlstack.programs.program.graph import Graph, Handle, Node, with_clients
+from rlstack.programs.session import timing
+from rlstack.rpc import RemoteObject, StoppedError, serve
+from rlstack.rpc.socket_filter import LOOPBACK, address_of
+
+
+class Program(NamedTuple):
+    """A graph with the addresses of its nodes."""
+
+    nodes: Sequence[Node]
+    setup: Setup
+    addresses: Mapping[str, str]  # "host:port" of each node that others may call
+
+    def named(self, name: str) -> Node:
+        """Returns a node."""
+        return next(node for node in self.nodes if node.name == name)
+
+
+def indexed(graph: Graph) -> list[tuple[Node, int]]:
+    """Returns each node with its index in its group."""
+    groups: dict[str, int] = {}
+    found = []
+    for node in graph.nodes:
+        found.append((node, groups.setdefault(node.group, 0)))
+        groups[node.group] += 1
+    return found
+
+
+@contextlib.contextmanager
+def on_this_host(graph: Graph, setup: Setup) -> Iterator[Program]:
+    """Gives each node that others call a port of this host, which nobody else gets until the end.
+
+    Yields:
+      The program.
+    """
+    with contextlib.ExitStack() as reserved:
+        addresses = {
+            node.name: f"{LOOPBACK}:{reserved.enter_context(reserve_port())}"
+            for node in graph.nodes
+            if node.kind != "worker"
+        }
+        yield Program(graph.nodes, setup, addresses)
+
+
+@contextlib.contextmanager
+def reserve_port() -> Iterator[int]:
+    """Yields a port that is free on all addresses of this host, and that only servers can bind.
+
+    The socket does not listen. The system gives its port to no other socket that asks for a free
+    one, and servers, which reuse addresses, may bind it.
+    """
+    with _any_address() as holder:
+        yield int(holder.getsockname()[1])
+
+
+def _any_address() -> socket.socket:
+    for family in (socket.AF_INET6, socket.AF_INET):
+        with contextlib.suppress(OSError):  # there is no IPv6
+            holder = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                holder.bind(("", 0))
+            except OSError:
+                holder.close()
+                raise
+            return holder
+    raise OSError("reserve_port: this host must have IPv4 or IPv6; it has neither.")
+
+
+def run_node(program: Program, name: str, stop: threading.Event) -> None:
+    """Makes a node's object and runs it to its end.
+
+    Args:
+      program: with the addresses of all nodes that this one calls.
+      name: of the node.
+      stop: ends the node early once it is set.
+
+    Raises:
+      EndedEarlyError: nobody has told the node to end.
+    """
+    node = program.named(name)
+    with contextlib.suppress(StoppedError):  # the program ended while the node started
+        args = [with_clients(a, functools.partial(_client, program)) for a in node.args]
+        if node.kind == "server":
+            args.append(_listen_on(program, name))
+        instance: Any = node.cls(*args, stop)
+        if node.kind != "service":
+            instance.run()
+        else:
+            port, address = _listen_on(program, name)
+            with serve(instance, port=port, bind_address=address):
+                instance.run()
+    base.check_end()
+
+
+def _client(program: Program, handle: Handle) -> Any:
+    """Returns a client of another node."""
+    callee = program.named(handle.node)
+    address = program.addresses[callee.name]
+    if callee.client is not None:
+        return callee.client(address)
+    find = None
+    if callee.restartable and program.setup.experiment.program.launch == "ray":
+        # Ray may restart it on another host; clients then ask the coordinator for its address.
+        find = functools.partial(_locate, _client(program, Handle("coordinator")), callee.name)
+    return RemoteObject(address, callee.cls, name=callee.name, find=find)
+
+
+def _locate(coordinator: RemoteObject, name: str) -> str:
+    return str(coordinator.call("locate", (name,), timeout=timing.ASK_COORDINATOR))
+
+
+def _listen_on(program: Program, name: str) -> tuple[int, str]:
+    """Returns (port, IPv4 address to listen on): by the config, or the address that callers use."""
+    return listen_on(program.setup, program.addresses[name])
+
+
+def listen_on(setup: Setup, address: str) -> tuple[int, str]:
+    """Returns the port and the IPv4 address at which a node listens.
+
+    Args:
+      setup: of the program, whose config may name an interface.
+      address: "host:port" that callers use.
+    """
+    host, _, port = address.rpartition(":")
+    interface = setup.experiment.program.interface or host
+    return int(port), LOOPBACK if interface == "localhost" else address_of(interface)

@@ -1,0 +1,193 @@
+"""The topologies of several nodes, a row each, and the nodes of their programs with their calls."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.program.actor import ActorNode
+from rlstack.programs.program.base import LEARNER, Setup
+from rlstack.programs.program.coordinator import CoordinatorNode
+from rlstack.programs.program.data_parallel import shards
+from rlstack.programs.program.data_parallel.learner import GroupLearnerNode
+from rlstack.programs.program.evaluator import EvaluatorNode
+from rlstack.programs.program.graph import Graph, Handle
+from rlstack.programs.program.inference import InferenceNode
+from rlstack.programs.program.learner import LearnerNode
+from rlstack.programs.program.multi_policy.actor import SeveralActorNode
+from rlstack.programs.program.multi_policy.evaluator import SeveralEvaluatorNode
+from rlstack.programs.program.multi_policy.learner import FollowingLearnerNode, LeadingLearnerNode
+from rlstack.programs.program.multi_policy.together import TogetherLearnerNode
+from rlstack.programs.program.replay import ReverbNode, TableNode, saved_replays
+from rlstack.programs.program.replay_sides import ReverbReplay, SharedMemory
+
+
+class Topology(NamedTuple):
+    """How a program of several nodes is divided.
+
+    has_services: whether actors share inference services; else each actor infers by itself.
+    has_replay_node: whether replay is a service too, for several hosts; else the learner shares
+      its memory with the actors.
+    """
+
+    has_services: bool
+    has_replay_node: bool
+
+
+TOPOLOGIES = {
+    "heavy_env": Topology(has_services=False, has_replay_node=False),
+    "light_env": Topology(has_services=True, has_replay_node=False),
+    "distributed": Topology(has_services=True, has_replay_node=True),
+}
+
+
+def graph_of(setup: Setup) -> Graph:
+    """Returns the program of the setup's topology."""
+    name = setup.experiment.topology
+    make = multi_policy if setup.experiment.policies else one_policy
+    return make(setup, Graph(name), TOPOLOGIES[name])
+
+
+def one_policy(setup: Setup, graph: Graph, topology: Topology) -> Graph:
+    """Adds the nodes of a program that trains one policy, in one or several learner processes."""
+    coordinator = graph.service("coordinator", CoordinatorNode, setup)
+    replays = [replay_of(graph, share, topology, coordinator) for share in shards.all_of(setup)]
+    learners = _learner_processes(graph, setup, replays, coordinator)
+    services: Sequence[Handle | None] = [None]
+    if topology.has_services:
+        services = inference_services(graph, setup, learners, coordinator)
+    for rank in range(setup.experiment.program.num_actors):
+        learner, replay = learners[rank % len(learners)], replays[rank % len(replays)]
+        service = services[rank % len(services)]
+        graph.worker(
+            f"actor/{rank}", ActorNode, setup, rank, replay, learner, service, coordinator,
+            restartable=True,
+        )  # fmt: skip
+    graph.worker("evaluator", EvaluatorNode, setup, learners[0], coordinator, restartable=True)
+    return graph
+
+
+def multi_policy(setup: Setup, graph: Graph, topology: Topology) -> Graph:
+    """Adds the nodes of a program that trains several policies.
+
+    Every policy that learns has a learner, a replay and, by the topology, inference services. An
+    actor steps whole games and acts in them with all policies.
+    """
+    coordinator = graph.service("coordinator", CoordinatorNode, setup)
+    replays = {own.policy: replay_of(graph, own, topology, coordinator) for own in setup.learning}
+    learners = _learners_of_policies(graph, setup, replays, coordinator)
+    services = {
+        own.policy: inference_services(graph, own, [learners[own.policy]], coordinator)
+        for own in setup.learning
+        if topology.has_services
+    }
+    for rank in range(setup.experiment.program.num_actors):
+        its = {name: found[rank % len(found)] for name, found in services.items()}
+        graph.worker(
+            f"actor/{rank}", SeveralActorNode, setup, rank, replays, learners, its, coordinator,
+            restartable=True,
+        )  # fmt: skip
+    graph.worker("evaluator", SeveralEvaluatorNode, setup, learners, coordinator, restartable=True)
+    return graph
+
+
+def _learner_processes(
+    graph: Graph, setup: Setup, replays: Sequence[SharedMemory | Handle], coordinator: Handle
+) -> Sequence[Handle]:
+    """Adds the learner, or the learner processes."""
+    if len(replays) == 1:
+        return [graph.service("learner", LearnerNode, setup, replays[0], coordinator)]
+    return [
+        graph.service(f"learner/{index}", GroupLearnerNode, setup, index, replay, coordinator)
+        for index, replay in enumerate(replays)
+    ]
+
+
+_CPU_GROUPS = ("coordinator", "actor", "evaluator", "replay")
+
+
+def environment(group: str, experiment: Experiment | None = None) -> dict[str, str]:
+    """Returns the environment variables of the processes of a group of nodes.
+
+    On a machine with an accelerator, the learner and the inference services use it, and actors too
+    if the config names devices for them. JAX takes most of the memory of all devices that a process
+    sees, so only a learner that shares none may do so.
+
+    Args:
+      group: of nodes.
+      experiment: that runs; None where a process sees only the devices that are its own.
+    """
+    acting = () if experiment is None else experiment.inferencer.devices
+    names_devices = experiment is not None and bool(acting or experiment.service.devices)
+    acts_there = bool(acting) and experiment is not None and experiment.topology == "heavy_env"
+    if group in _CPU_GROUPS and not (group == "actor" and acts_there):
+        return {"JAX_PLATFORMS": "cpu"}
+    others = group != "learner" or names_devices or bool(experiment and experiment.policies)
+    return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if others else {}
+
+
+def _learners_of_policies(
+    graph: Graph,
+    setup: Setup,
+    replays: dict[str, SharedMemory | Handle],
+    coordinator: Handle,
+) -> dict[str, Handle]:
+    """Adds the learners of all policies; that of the first one writes the checkpoints of all."""
+    restarts = setup.learner_restarts
+    if setup.experiment.program.trainers == "one":
+        together = graph.service(
+            LEARNER, TogetherLearnerNode, setup, replays, coordinator, restartable=restarts
+        )
+        return dict.fromkeys(replays, together)
+    first, *others = setup.learning
+    following = {
+        own.policy: graph.service(
+            own.node(LEARNER),
+            FollowingLearnerNode,
+            own,
+            replays[own.policy],
+            coordinator,
+            restartable=restarts,
+        )
+        for own in others
+    }
+    leading = graph.service(
+        first.node(LEARNER),
+        LeadingLearnerNode,
+        first,
+        replays[first.policy],
+        coordinator,
+        following,
+        restartable=restarts,
+    )
+    return {first.policy: leading, **following}
+
+
+def replay_of(
+    graph: Graph, setup: Setup, topology: Topology, coordinator: Handle
+) -> SharedMemory | Handle:
+    """Returns the replay in shared memory, or adds the node that holds it."""
+    if not topology.has_replay_node:
+        return SharedMemory(setup.experiment, setup.step)
+    name = shards.name_of(setup, "replay")
+    if setup.experiment.replay.chosen_service == "table":
+        return graph.service(name, TableNode, setup, coordinator)
+    saved = saved_replays(setup)
+    client = functools.partial(ReverbReplay, setup.experiment, setup.step, saved)
+    return graph.server(name, ReverbNode, setup, coordinator, client=client)
+
+
+def inference_services(
+    graph: Graph, setup: Setup, learners: Sequence[Handle], coordinator: Handle
+) -> list[Handle]:
+    """Adds the inference services, which take the learners in order."""
+    name = setup.node("inferencer")
+    return [
+        graph.service(
+            f"{name}/{index}", InferenceNode, setup, index, learners[index % len(learners)],
+            coordinator, restartable=True,
+        )
+        for index in range(setup.experiment.program.num_inferencers)
+    ]  # fmt: skip

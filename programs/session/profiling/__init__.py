@@ -1,0 +1,1 @@
+"""Where the time of a run goes: what each node measures, and what it says about the run."""

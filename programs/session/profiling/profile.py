@@ -1,0 +1,209 @@
+"""`rlstack train --profile 20..30`: where the time of some updates goes, by node.
+
+Each node measures itself from the first of these updates to the last. It replaces methods of its
+parts, such as the ``recv`` of its environments, by ones that count seconds; a run without
+``--profile`` keeps the methods that it has. Some nodes also write a trace of JAX's profiler, which
+Perfetto (https://ui.perfetto.dev) and TensorBoard show.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import re
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.session.run_dir import RunDir
+
+ACTING, ENVIRONMENTS = "computing actions", "waiting for environments"
+WRITING, DRAWING, LEARNING = "writing to the replay", "drawing batches", "updates"
+COMPILED, SERVING = "the compiled program", "waiting for requests"
+OTHER = "other"
+# Traces of one program: JAX has one profiler in a process, and many actors do the same.
+_TRACED = re.compile(r"(learner|\w+/0|single_process|fused)")
+_tracing = threading.Lock()
+_log = logging.getLogger(__name__)
+
+
+class Updates(NamedTuple):
+    """Which updates are profiled; the first update of a run is 1."""
+
+    first: int
+    last: int
+
+    @classmethod
+    def parse(cls, text: str) -> Updates:
+        """Reads ``FIRST..LAST``, or the number of one update.
+
+        Raises:
+          ValueError: it is neither, or the last one comes before the first.
+        """
+        found = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text)
+        made = cls(int(found[1]), int(found[2] or found[1])) if found else cls(0, 0)
+        if not 1 <= made.first <= made.last:
+            raise ValueError(
+                "--profile must be two numbers of updates, the first update being 1, such as "
+                f"20..30; got {text!r}."
+            )
+        return made
+
+    def __str__(self) -> str:
+        return f"{self.first}..{self.last}"
+
+
+class Profile:
+    """Measures one node while it makes some updates, or acts with params of these."""
+
+    def __init__(
+        self, updates: Updates | None, directory: RunDir, node: str, other: str = OTHER
+    ) -> None:
+        """Measures nothing yet.
+
+        Args:
+          updates: which; None for a run that is not profiled, of which all methods do nothing.
+          directory: of the run; the results are in ``profile/``.
+          node: the name of the node, such as ``actor/0``.
+          other: what the node does in the time that is not counted.
+        """
+        self._updates, self._node, self._other = updates, node, other
+        self._path = directory.profile / node.replace("/", "-")
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._counters: dict[str, Callable[[], float]] = {}
+        self._began: float | None = None  # while it measures
+        self._ended = updates is None
+        self._trace = contextlib.ExitStack()
+        self._changing = threading.Lock()
+        self._traces = updates is not None and bool(_TRACED.fullmatch(node))
+        if self._traces:
+            _prepare_tracing()
+
+    def time(self, part: Any, **methods: str) -> None:
+        """Counts the seconds in methods of an object.
+
+        Args:
+          part: the object; None is left out.
+          **methods: what is counted, by the name of the method; those that it lacks are left out.
+        """
+        if self._updates is None:
+            return
+        for name, label in methods.items():
+            method = getattr(part, name, None)
+            if method is not None:
+                setattr(part, name, self._timed(method, label))
+
+    def read(self, label: str, counter: Callable[[], float]) -> None:
+        """Counts the growth of a counter of seconds."""
+        self._counters[label] = counter
+
+    def time_acting(self, env: Any, inferencer: Any, replay: Any) -> None:
+        """Counts the seconds in the parts of an actor."""
+        self.time(env, recv=ENVIRONMENTS)
+        self.time(inferencer, inference=ACTING)
+        self.time(replay, add=WRITING)
+
+    def time_loop(self, loop: Any) -> None:
+        """Counts the seconds in the parts of a loop in one process, as far as it has them."""
+        parts = [getattr(loop, name, None) for name in ("env", "inferencer", "replay")]
+        self.time_acting(*parts)
+        self.time(parts[-1], sample=DRAWING)
+        self.time(getattr(loop, "windows", None), sample=DRAWING)  # of recorded data
+        self.time(loop.learner, step=LEARNING)
+        self.time(loop, call=COMPILED)
+
+    def _timed(self, method: Callable[..., Any], label: str) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if self._began is None:
+                return method(*args, **kwargs)
+            start = time.perf_counter()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self._seconds[label] += time.perf_counter() - start
+
+        return timed
+
+    def observe(self, version: int) -> None:
+        """Begins or ends to measure; call it between steps, in any thread.
+
+        Args:
+          version: number of updates so far, or of those in the params that act.
+        """
+        if self._ended or self._updates is None:
+            return
+        with self._changing:
+            if self._began is None and version >= self._updates.first - 1:
+                self._begin()
+            elif version >= self._updates.last:
+                self._end()
+
+    def _begin(self) -> None:
+        if self._traces and _tracing.acquire(blocking=False):
+            self._trace.callback(_tracing.release)
+            try:
+                jax.profiler.start_trace(str(self._path))
+                self._trace.callback(jax.profiler.stop_trace)
+            except (OSError, RuntimeError) as error:  # another profiler is in this process
+                _log.warning("no trace of %s: %s", self._node, error)
+        for label, counter in self._counters.items():
+            self._seconds[label] -= counter()
+        self._began = time.perf_counter()
+
+    def close(self) -> None:
+        """Ends the measurement, also before its last update, and writes its results."""
+        with self._changing:
+            self._end()
+
+    def _end(self) -> None:
+        if self._ended or self._began is None:
+            return
+        total = time.perf_counter() - self._began
+        for label, counter in self._counters.items():
+            self._seconds[label] += counter()
+        self._ended, self._began = True, None
+        parts = {**self._seconds, self._other: max(0.0, total - sum(self._seconds.values()))}
+        found = {"node": self._node, "updates": str(self._updates), "seconds": total}
+        try:
+            self._trace.close()
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            text = json.dumps({**found, "parts": parts}, indent=2)
+            self._path.with_suffix(".json").write_text(text + "\n")
+        except OSError as error:  # a full disk ends no run for a profile
+            _log.warning("no profile of %s: %s", self._node, error)
+
+
+def _prepare_tracing() -> None:
+    """Makes an empty trace, if no node of this process traces.
+
+    JAX's first trace imports TensorFlow where it is installed, which takes seconds.
+    """
+    with contextlib.suppress(OSError, RuntimeError), tempfile.TemporaryDirectory() as folder:
+        if _tracing.acquire(blocking=False):
+            try:
+                with jax.profiler.trace(folder):
+                    pass
+            finally:
+                _tracing.release()
+
+
+def chosen_updates(text: str, experiment: Experiment) -> Updates | None:
+    """Returns the updates to profile, None for "".
+
+    Raises:
+      ValueError: they are no updates, or the run cannot be profiled.
+    """
+    if not text:
+        return None
+    if experiment.policies:
+        raise ValueError("--profile measures runs of one policy; got an experiment with policies.")
+    return Updates.parse(text)

@@ -1,0 +1,97 @@
+"""The result of a run, as ``result.json`` holds it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import subprocess
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from rlstack.programs.session.run_dir import RunDir
+from rlstack.storage import files
+
+_log = logging.getLogger(__name__)
+
+
+class Result(NamedTuple):
+    """The result of a run: the last evaluation, what it took, and what was run."""
+
+    eval_return_mean: float
+    eval_return_std: float
+    eval_episodes: int
+    env_frames: int
+    learner_steps: int
+    # Of all commands of the run, each from when it makes and compiles its parts to its last update.
+    wall_seconds: float
+    frames_per_second: float
+    seed: int
+    topology: str
+    preset: str
+    git_commit: str
+    eval_return_by_opponent: Mapping[str, float] = MappingProxyType({})  # empty without opponents
+    ended_by: str = "frames"  # the budget that was spent, or what a stop rule says
+    # The evaluation, env_frames and learner_steps of each policy that learns; empty for one policy.
+    policies: Mapping[str, Mapping[str, float]] = MappingProxyType({})
+
+
+def read_result(directory: RunDir) -> Result | None:
+    """Returns the result of a run, or None if it has none, or one that cannot be read."""
+    if not directory.result.exists():
+        return None
+    try:
+        found = Result(**files.read_json(directory.result))
+        # A number that is not finite is a text in JSON.
+        mean, deviation = float(found.eval_return_mean), float(found.eval_return_std)
+        return found._replace(
+            eval_return_mean=mean, eval_return_std=deviation, env_frames=int(found.env_frames)
+        )
+    except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        _log.warning("%s cannot be read, and does not count: %s", directory.result, error)
+        return None
+
+
+def git_commit() -> str:
+    """Returns the commit of the running source, with "-dirty" if files differ from it.
+
+    It is "unknown" if git is missing, or if the source is not the root of a git checkout. That is
+    so for an installed wheel, also inside the checkout of another project.
+    """
+    return _commit_of(Path(__file__).resolve().parents[2])
+
+
+@functools.cache
+def commit_at_start() -> Future[str]:
+    """Returns the `git_commit` at the first call in this process, which a thread asks for.
+
+    During a long run the files, and the commit, may change; the source that runs does not.
+    """
+    found: Future[str] = Future()
+    threading.Thread(
+        target=lambda: found.set_result(git_commit()), name="commit", daemon=True
+    ).start()
+    return found
+
+
+# A forked child has no such thread.
+os.register_at_fork(after_in_child=commit_at_start.cache_clear)
+
+
+def _commit_of(root: Path) -> str:
+    def git(*args: str) -> str:
+        command = ["git", "-C", str(root), *args]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        return done.stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")).resolve() != root.resolve():
+            return "unknown"
+        commit = git("rev-parse", "HEAD")
+        return f"{commit}-dirty" if git("status", "--porcelain") else commit
+    except Exception:  # whatever it is: a run must not fail because of it
+        return "unknown"

@@ -1,0 +1,176 @@
+"""`rlstack report`: writes the files of a report."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rlstack.programs.tools.report import Pictures, figures, page, plots, statistics, tables
+from rlstack.programs.tools.report.normalisation import Normalisation
+from rlstack.programs.tools.report.runs import By, Group, Run, methods, read_groups
+from rlstack.programs.tools.report.statistics import Statistics
+
+Groups = Mapping[str, Sequence[str | Path]]  # directories of runs that differ in their seeds
+
+_HEAD = """\
+# Results
+
+Greedy returns at the end of training, one row for each preset. Written by `{command}` from the run
+directories. `rlstack train PRESET --seed SEED`, with the options listed below if there are any,
+repeats a run at its commit with the versions of `requirements.lock`. Other commits, versions and
+machines round differently, and returns then differ as between seeds.
+
+"""
+_INTERVALS = (
+    "Brackets are 95 % intervals by stratified bootstrap over runs (Agarwal et al. 2021, "
+    "https://arxiv.org/abs/2108.13264)."
+)
+
+
+class Report(NamedTuple):
+    """What a report shows."""
+
+    groups: Mapping[str, Sequence[Run]]  # runs that differ in their seeds, by name
+    statistics: Statistics
+
+
+def named(paths: Sequence[Path]) -> list[tuple[str, Path]]:
+    """Returns directories with their last names, or where these are equal with what differs."""
+    whole = [path.resolve() for path in paths]
+    names = [path.name for path in whole]
+    same = os.path.commonpath([path.parent for path in whole])
+    return [
+        (str(full.relative_to(same)) if names.count(full.name) > 1 else full.name, path)
+        for full, path in zip(whole, paths, strict=True)
+    ]
+
+
+def make(
+    sources: Sequence[tuple[str, Groups]],
+    *,
+    by: By = "preset",
+    normalisation: Normalisation | None = None,
+    compare: bool = False,
+) -> Report:
+    """Reads runs and computes their statistics.
+
+    Args:
+      sources: the groups of runs of each directory, with its name.
+      by: what the statistics compare; see `rlstack.programs.tools.report.runs.methods`.
+      normalisation: for averages over tasks.
+      compare: whether to compare each pair of methods.
+
+    Raises:
+      ValueError: a directory holds no finished run, a group has a seed twice, or a method has two
+        groups of one task; or see `rlstack.programs.tools.report.statistics.compute`.
+    """
+    named: dict[str, dict[str, list[str | Path]]] = {}
+    for source, groups in sources:
+        merged = named.setdefault(source if by == "directory" else "", {})
+        for name, paths in groups.items():
+            merged.setdefault(name, []).extend(paths)
+    read = {
+        source: [g for name, paths in sorted(groups.items()) for g in read_groups(name, paths)]
+        for source, groups in named.items()
+    }
+    found = statistics.compute(methods(read, by), normalisation, compare)
+    return Report(_labelled(read), found)
+
+
+def write_markdown(report: Report, out: Path, command: str, pictures: Pictures = "png") -> None:
+    """Writes a report in Markdown, and pictures to the folder of the same name without suffix.
+
+    Raises:
+      ValueError: matplotlib, which draws the pictures, is not installed.
+    """
+    parts = [_HEAD.format(command=command), tables.markdown(tables.of_groups(report.groups))]
+    for title, table in _sections(report):
+        parts += [f"\n## {title}\n", tables.markdown(table)]
+    parts += ["", _INTERVALS]
+    if report.statistics.comparisons:
+        parts += [
+            "\n## Comparison\n",
+            *(f"- {tables.plain(str(one))}." for one in report.statistics.comparisons),
+        ]
+    if pictures != "none":
+        folder = out.with_suffix("")
+        folder.mkdir(parents=True, exist_ok=True)
+        drawn = _drawn(report)
+        for name, plot in drawn.items():
+            figures.draw(plot, folder / f"{name}.{pictures}")
+        parts.append("\n## Learning curves\n")
+        parts += [f"![{name}]({folder.name}/{name}.{pictures})" for name in drawn]
+    _write(out, "\n".join(parts) + "\n")
+
+
+def write_page(report: Report, out: Path, command: str) -> None:
+    """Writes a report as one HTML page."""
+    found = report.statistics
+    sections = [*_sections(report), ("Runs", tables.of_groups(report.groups))]
+    intro = f"Greedy returns at the end of training. {_INTERVALS} Written by {command}."
+    remarks = [f"{one}." for one in found.comparisons]
+    text = page.html("Results", intro, plots.of_statistics(found), sections, remarks)
+    _write(out, text)
+
+
+def write_csv(report: Report, out: Path) -> None:
+    """Writes the statistics in CSV, a line for each number."""
+    _write(out, tables.to_csv(report.statistics))
+
+
+def write_latex(report: Report, out: Path) -> None:
+    """Writes the statistics as tables in LaTeX."""
+    _write(out, tables.latex(report.statistics))
+
+
+def _write(out: Path, text: str) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    # Names of files that are not UTF-8 are lone surrogates here.
+    out.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def _sections(report: Report) -> list[tuple[str, tables.Table]]:
+    """Returns the titles and tables below the first one."""
+    found = report.statistics
+    sections = [
+        ("Options that differ from the preset", tables.of_options(report.groups)),
+        ("Nodes that were lost", tables.of_faults(report.groups)),
+        ("Returns with intervals", tables.of_tasks(found)),
+    ]
+    if found.normalisation is not None:
+        sections.append((f"Scores, {found.normalisation.text}", tables.over_tasks(found)))
+    return [(title, table) for title, table in sections if table[1]]
+
+
+def _drawn(report: Report) -> dict[str, plots.Plot]:
+    """Returns the plots that are drawn as pictures, by the names of their files."""
+    drawn: dict[str, plots.Plot] = {
+        _file_name(name): plots.of_group(name, runs) for name, runs in report.groups.items()
+    }
+    found = report.statistics
+    if found.comparisons or found.over_tasks:
+        drawn |= {_file_name(name): plot for name, plot in plots.of_statistics(found).items()}
+    return drawn
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^\w.,=+-]", "-", name.replace(" ", ","))
+
+
+def _labelled(sources: Mapping[str, Sequence[Group]]) -> dict[str, Sequence[Run]]:
+    """Returns all groups by name, and by task and directory where several have the name."""
+    every = [(source, group) for source, groups in sources.items() for group in groups]
+    labels = [
+        (g.name, f"{g.name}, {g.task}", f"{source}: {g.name}", f"{source}: {g.name}, {g.task}")
+        for source, g in every
+    ]
+    count = Counter(itertools.chain.from_iterable(labels))
+    return {
+        next(label for label in choices if count[label] == 1): group.runs
+        for choices, (_, group) in zip(labels, every, strict=True)
+    }

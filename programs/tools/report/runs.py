@@ -1,0 +1,161 @@
+"""Finished runs, and the methods and tasks that a report divides them into."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.config.presets import PRESETS, preset
+from rlstack.programs.session.result import Result, read_result
+from rlstack.programs.session.run_config import options_of, read_config
+from rlstack.programs.session.run_dir import RunDir
+from rlstack.programs.tools.report import By
+from rlstack.storage import jsonl
+
+_EVALUATION, _TRAINING = "evaluator/episode_return", "actor/episode_return"
+# The log of a curve is the first of these with so many points: two evaluations, of which the last
+# is at the end, say less of a short run than its training does.
+_CURVES = ((_EVALUATION, 3), (_TRAINING, 2), (_EVALUATION, 2), (_TRAINING, 0))
+
+
+class Run(NamedTuple):
+    """A finished run."""
+
+    experiment: Experiment
+    result: Result
+    frames: np.ndarray  # [N]
+    returns: np.ndarray  # [N] of training episodes that ended near these frames, or evaluations
+    restarts: int  # restarts of nodes
+    lost_frames: int  # frames of lost nodes that never reached the learner
+
+    @property
+    def agent(self) -> str:
+        """The name of the agent."""
+        return type(self.experiment.agent).__name__.removesuffix("Config")
+
+    @property
+    def environment(self) -> str:
+        """The name of the environment, without its module."""
+        return self.experiment.env.name.rsplit(":")[-1]
+
+    @property
+    def task(self) -> str:
+        """The environment with its options."""
+        options = ", ".join(f"{k}={v}" for k, v in sorted(self.experiment.env.options.items()))
+        return f"{self.environment} ({options})" if options else self.environment
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The run's options that differ from its preset, by name; the seed is not compared.
+
+        It is empty if there is no preset of this name.
+        """
+        if self.result.preset not in PRESETS:
+            return {}
+        usual, own = options_of(preset(self.result.preset)), options_of(self.experiment)
+        usual["seed"] = own["seed"]
+        return {
+            name: value for name, value in own.items() if name not in usual or usual[name] != value
+        }
+
+
+class Group(NamedTuple):
+    """Runs of one task that differ in their seeds only."""
+
+    name: str  # of the preset, and the values of varied options
+    runs: Sequence[Run]  # by seed
+
+    @property
+    def task(self) -> str:
+        """The task of all runs."""
+        return self.runs[0].task
+
+
+class Method(NamedTuple):
+    """What a report compares: the runs of a preset, an agent or a directory."""
+
+    name: str
+    tasks: Mapping[str, Sequence[Run]]
+
+
+def read(path: str | Path) -> Run:
+    """Reads a run directory.
+
+    Raises:
+      ValueError: the directory holds no finished run.
+    """
+    directory = RunDir.open(path)
+    experiment = read_config(directory, several=True)
+    result = read_result(directory)
+    if result is None:
+        raise ValueError(
+            f"{path} must hold a finished run; its result.json is missing or of "
+            f"another version. Finish the run with rlstack train --resume {path}."
+        )
+    # Without the logger jsonl there are no metrics, and so no curve.
+    lines = jsonl.read_logs(directory.metrics) if directory.metrics.exists() else []
+    for curve, least in _CURVES:
+        points = [(line["env_frames"], line[curve]) for line in lines if curve in line]
+        if len(points) >= least:
+            break
+    frames, returns = np.array(points, float).reshape((-1, 2)).T
+    restarts, lost = (_newest(lines, f"program/{name}") for name in ("restarts", "lost_frames"))
+    return Run(experiment, result, frames, returns, restarts, lost)
+
+
+def read_groups(name: str, paths: Sequence[str | Path]) -> list[Group]:
+    """Reads the runs of one preset and values, and divides them by task.
+
+    Raises:
+      ValueError: a directory holds no finished run, or two of one task have the same seed.
+    """
+    tasks: dict[str, list[Run]] = {}
+    for run in sorted(map(read, paths), key=lambda run: (run.task, run.result.seed)):
+        tasks.setdefault(run.task, []).append(run)
+    for runs in tasks.values():
+        seeds = [run.result.seed for run in runs]
+        if len(set(seeds)) < len(seeds):
+            raise ValueError(
+                f"each seed of a preset must occur once; got {name} with seeds "
+                f"{', '.join(map(str, seeds))}. Name one directory for each seed."
+            )
+    return [Group(name, runs) for runs in tasks.values()]
+
+
+def methods(sources: Mapping[str, Sequence[Group]], by: By) -> list[Method]:
+    """Divides groups of runs into methods.
+
+    Args:
+      sources: the groups of each directory.
+      by: what the groups of a method have in common: their name (preset), agent, or directory.
+
+    Raises:
+      ValueError: a method would have two groups of one task.
+    """
+    found: dict[str, dict[str, Group]] = {}
+    for directory, groups in sources.items():
+        for group in groups:
+            agent, task = group.runs[0].agent, group.task
+            method = {"preset": group.name, "agent": agent, "directory": directory}[by]
+            earlier = found.setdefault(method, {}).setdefault(task, group)
+            if earlier is not group:
+                raise ValueError(
+                    f"a method must have one group of runs of each task; got {method} with "
+                    f"{earlier.name} and {group.name}, which are both of {task}. Name fewer "
+                    "directories, or divide the runs in another way: --by preset, agent or "
+                    "directory."
+                )
+    return [
+        Method(name, {task: tasks[task].runs for task in sorted(tasks)})
+        for name, tasks in found.items()
+    ]
+
+
+def _newest(lines: Sequence[Mapping[str, float]], name: str) -> int:
+    """Returns the last value of a log. It is 0 if no line has the log."""
+    values = (line[name] for line in reversed(lines) if name in line)
+    return next((int(value) for value in values if np.isfinite(value)), 0)

@@ -1,0 +1,200 @@
+"""What the page of ``rlstack dashboard`` shows, as plain data for JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlstack.programs.session.run_dir import RunDir, RunDirError, option_values
+from rlstack.programs.tools.status import processes
+from rlstack.programs.tools.status.curves import Curves
+from rlstack.programs.tools.status.node_rows import NodeRow, NodeRows
+from rlstack.programs.tools.status.processes import NodeProcess
+from rlstack.programs.tools.status.runs import RunReader, RunStatus, find_runs
+
+Json = dict[str, Any]
+
+_FRESH = 1.0  # seconds for which several pages get the same state
+_DIGITS = 6  # significant digits of a number
+
+
+class _Watched(NamedTuple):
+    reader: RunReader
+    curves: Curves
+
+
+class Dashboard:
+    """The runs of a directory, read again when a page asks; safe for several threads.
+
+    A run that appears later is found, and one that is removed is left out.
+    """
+
+    def __init__(
+        self, root: Path, limit: int = 30, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Reads nothing yet.
+
+        Args:
+          root: the directory of a run, a set or a sweep, or a folder that holds some or none yet.
+          limit: most runs to show: those with the newest logs.
+          clock: returns seconds.
+
+        Raises:
+          RunDirError: there is no such directory.
+          ValueError: `limit` is below 1.
+        """
+        if limit < 1:
+            raise ValueError(f"--limit must be at least 1; got {limit}")
+        if not root.is_dir():
+            raise RunDirError(
+                f"{root} must be the directory of a run, a set or a sweep, or a folder that holds "
+                "some; there is no such directory"
+            )
+        self._root, self._limit, self._clock = root.absolute(), limit, clock
+        self._watched: dict[Path, _Watched] = {}
+        self._rows = NodeRows()
+        self._lock = threading.Lock()
+        self._state: Json = {}
+        self._read_at = -math.inf
+
+    def state(self) -> Json:
+        """Returns the state of all shown runs, those that a command has first.
+
+        `version` of a run changes when its curves do. `group` is equal for runs of one preset whose
+        options differ in the seed only.
+        """
+        with self._lock:
+            if self._clock() - self._read_at >= _FRESH:
+                self._state, self._read_at = self._read(), self._clock()
+            return self._state
+
+    def curves(self, run: str, names: Iterable[str]) -> Json | None:
+        """Returns curves of a run as they were in the last state, or None if it shows no such run.
+
+        Args:
+          run: the `id` of the run in the state.
+          names: of the logs; one that the run does not have has no points.
+        """
+        with self._lock:
+            watched = self._watched.get(self._root / run)
+            if watched is None:
+                return None
+            return {
+                "version": watched.curves.version,
+                "curves": {name: _points(watched.curves, name) for name in names},
+            }
+
+    def _read(self) -> Json:
+        paths = find_runs(self._root)
+        shown = sorted(paths, key=_written, reverse=True)[: self._limit]
+        watched, statuses = {}, []
+        for path in shown:
+            with contextlib.suppress(OSError, RunDirError):  # it is being removed
+                watched[path] = self._watched.get(path) or _open(path)
+                statuses.append(watched[path].reader.read())
+        self._watched = {status.path: watched[status.path] for status in statuses}
+        statuses.sort(key=lambda status: not status.active)
+        found = processes.find()
+        settings = _settings(statuses)
+        return {
+            "directory": str(self._root),
+            "hidden": len(paths) - len(shown),
+            "runs": [
+                self._run(status, options, found.get(str(status.path), {}))
+                for status, options in zip(statuses, settings, strict=True)
+            ],
+        }
+
+    def _run(self, status: RunStatus, options: Json, found: Mapping[str, NodeProcess]) -> Json:
+        curves, result = self._watched[status.path].curves, status.result
+        name = str(status.path.relative_to(self._root))
+        rows = self._rows.of(status, found) if status.active else []
+        group = [status.preset, *(f"{k}={v}" for k, v in options.items() if k != "seed")]
+        return {
+            "id": name,
+            "name": status.path.name if name == "." else name,
+            "preset": status.preset,
+            "topology": status.topology,
+            "state": status.state,
+            "frames": status.frames,
+            "budget": status.budget,
+            "rate": _finite(status.rate),
+            "left": _finite(status.seconds_left),
+            "silence": _finite(status.silence),
+            "logs": {name: _finite(value) for name, value in sorted(status.logs.items())},
+            "actors_wait": status.actors_wait,
+            "learner_waits": status.learner_waits,
+            "bottleneck": status.bottleneck,
+            "restarts": status.num_restarts,
+            "result": None if result is None else _finite(result.eval_return_mean),
+            "options": options,
+            "group": " ".join(group),
+            "nodes": [_node(row) for row in rows],
+            "metrics": curves.names(),
+            "version": curves.version,
+        }
+
+
+def _open(path: Path) -> _Watched:
+    curves = Curves()
+    return _Watched(RunReader(path, curves=curves), curves)
+
+
+def _written(path: Path) -> float:
+    """Returns when a run wrote last."""
+    directory = RunDir(path)
+    for file in (directory.metrics, directory.config):
+        with contextlib.suppress(OSError):
+            return file.stat().st_mtime
+    return 0.0
+
+
+def _settings(statuses: Sequence[RunStatus]) -> list[Json]:
+    """Returns for each run its options in which the runs of its preset differ."""
+    presets: dict[str, list[Json]] = {}
+    every = []
+    for status in statuses:
+        options = {name: _text(value) for name, value in option_values(status.config).items()}
+        presets.setdefault(status.preset, []).append(options)
+        every.append(options)
+    found = []
+    for status, options in zip(statuses, every, strict=True):
+        others = presets[status.preset]
+        names = dict.fromkeys(name for other in others for name in other)
+        differ = [name for name in names if len({other.get(name) for other in others}) > 1]
+        found.append({name: options[name] for name in differ if name in options})
+    return found
+
+
+def _text(value: object) -> str:
+    return str(_finite(value)) if isinstance(value, float) else str(value)
+
+
+def _node(row: NodeRow) -> Json:
+    process = row.process
+    return {
+        "name": row.name,
+        "state": row.state,
+        "pid": None if process is None else process.pid,
+        "cores": None if process is None else _finite(row.cores),
+        "memory": None if process is None else process.memory,
+        "restarts": row.restarts,
+    }
+
+
+def _points(curves: Curves, name: str) -> list[list[float | None]]:
+    """Returns [frames, seconds since the first line of the run, value] of each point."""
+    return [
+        [frames, round(wall_time - curves.began, 1), _finite(value)]
+        for frames, wall_time, value in curves.points(name)
+    ]
+
+
+def _finite(value: float) -> float | None:
+    """Returns a number that JSON can represent; None for NaN and infinities."""
+    return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None

@@ -1,0 +1,72 @@
+"""Serves the page of ``rlstack dashboard`` and its data over HTTP, to this machine only."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from pathlib import Path
+from urllib.parse import parse_qs
+
+from rlstack.programs.tools.serve.local_http import LocalHandler, LocalServer
+from rlstack.programs.tools.status.dashboard import Dashboard
+
+_PAGE = Path(__file__).with_name("dashboard.html")
+_HEADERS = {
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+        "connect-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'; "
+        "form-action 'none'"
+    ),
+}
+
+
+class DashboardServer(LocalServer):
+    """Answers requests of this machine for the page and its data; other paths are refused."""
+
+    def __init__(self, dashboard: Dashboard, port: int) -> None:
+        """Opens the port.
+
+        Args:
+          dashboard: the data.
+          port: at which to answer; 0 for any free one.
+
+        Raises:
+          rlstack.programs.tools.serve.local_http.PortError: the port cannot be used.
+        """
+        self.dashboard = dashboard
+        self.page = _PAGE.read_bytes()
+        super().__init__(_Handler, port)
+
+
+class _Handler(LocalHandler):
+    server: DashboardServer
+
+    def do_GET(self) -> None:  # noqa: N802 (http.server calls it)
+        if not self.is_named_here():
+            return
+        asked = self.target()
+        if asked is None:
+            return
+        if asked.path == "/":
+            self.answer(HTTPStatus.OK, "text/html; charset=utf-8", self.server.page)
+        elif asked.path == "/state.json":
+            self.answer_json(self.server.dashboard.state())
+        elif asked.path == "/curves.json":
+            self._answer_curves(asked.query)
+        else:
+            self.refuse(HTTPStatus.NOT_FOUND, "there is no such page")
+
+    def _answer_curves(self, query: str) -> None:
+        asked = parse_qs(query)
+        runs = asked.get("run", [])
+        if len(runs) != 1:
+            self.refuse(HTTPStatus.BAD_REQUEST, "run must be given once")
+            return
+        found = self.server.dashboard.curves(runs[0], asked.get("name", []))
+        if found is None:
+            self.refuse(HTTPStatus.NOT_FOUND, "there is no such run")
+            return
+        self.answer_json(found)
+
+    def more_headers(self) -> dict[str, str]:
+        return _HEADERS

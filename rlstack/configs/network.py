@@ -1,0 +1,127 @@
+"""The options of the networks that ship with rlstack."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from rlstack.checks import Checked
+from rlstack.configs.entities import RaggedTransformerConfig
+
+Torso = Literal["mlp", "nature", "impala", "minatar"]
+
+Activation = Literal["tanh", "relu", "elu", "silu"]
+
+Core = Literal["none", "lstm", "gru"]
+
+# The order of the axes of images: [height, width, channels], or with the channels first.
+ImageAxes = Literal["auto", "hwc", "chw"]
+
+Norm = Literal["none", "layer", "batch", "batch_renorm"]
+
+Precision = Literal["float32", "bfloat16"]
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkConfig(Checked):
+    """The architecture of an agent's default network."""
+
+    torso: Torso = "mlp"
+    """Layers before the heads: dense layers (mlp), or the convolutions of Nature DQN (nature), of
+    IMPALA (impala) or of MinAtar (minatar, one layer) for images. If an observation has vectors
+    too, these have dense layers, and one more dense layer joins them with the images. nature needs
+    images of 36 x 36 pixels or more; minatar is for small boards of 10 x 10 or so."""
+    image_axes: ImageAxes = "auto"
+    """Order of the axes of images, arrays of rank 3 of any dtype: channels last (hwc) or first
+    (chw). auto guesses it where the shape tells it, such as of 84 x 84 x 3 or 4 x 84 x 84. Set it
+    if an error asks for it."""
+    scale_pixels: bool = True
+    """Whether arrays that look like pictures (uint8, rank 3) are divided by 255. Turn it off if
+    their values are other numbers, such as the object ids of MiniGrid."""
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Sizes of the dense layers. Convolutional torsos use the last one as their output size."""
+    activation: Activation = "tanh"
+    """Activation of the dense layers. Those after convolutions have relu."""
+    norm: Norm = "none"
+    """Norm between the weights and the activation of each dense layer before the heads: layer,
+    batch, or batch_renorm. Both kinds of batch norm use running statistics in acting, evaluation
+    and target networks. PPO and IMPALA take batch_renorm only: its log-probabilities in learning
+    begin as those of acting."""
+    batch_norm_decay: float = 0.999
+    """Largest share of the running statistics of batch norm that an update keeps; the first updates
+    keep less."""
+    dropout: float = 0.0
+    """Share of the outputs of each dense layer before the heads that is set to 0 in learning; never
+    in acting or evaluation."""
+    skip: bool = False
+    """Whether the input of each dense layer before the heads is added to its output. Where the
+    sizes differ, it passes through a linear layer first."""
+    spectral_norm: bool = False
+    """Whether the weights of the dense layers before the heads are divided by their largest
+    singular value."""
+    shared: bool = False
+    """Whether policy and value share one torso. With a recurrent core they always share it."""
+    critic_input: Literal["all", "state"] = "all"
+    """What the value sees if the observation has an entry critic_state, which the policy never
+    sees: that entry and the rest of the observation (all), or that entry alone (state)."""
+    duelling: bool = False
+    """Whether an action's value is a state value plus an advantage with mean 0 over actions."""
+    noisy_sigma: float = 0.0
+    """Initial scale of the noise on the weights of dense layers, for exploration by noisy networks
+    (0.5 in the paper). Only for networks of action values. 0 makes plain layers."""
+    num_atoms: int = 51
+    """Number of atoms (C51) or quantiles (QR-DQN) of the distribution of each action's value."""
+    num_cosines: int = 64
+    """Number of cosines in the embedding of a quantile fraction (IQN)."""
+    policy_log_std: float = 0.0
+    """Initial log standard deviation of a policy over continuous actions."""
+    core: Core = "none"
+    """Recurrent core between torso and heads: none, lstm or gru. Set it for tasks that need
+    memory."""
+    core_size: int = 64
+    """Size of the recurrent core's state, of each of its layers."""
+    core_layers: int = 1
+    """Number of layers of the recurrent core, each on top of the one before."""
+    dtype: Precision = "float32"
+    """Type in which layers compute. bfloat16 is faster on accelerators and halves the memory of
+    activations; on most CPUs it is slower. Params, layer norm, recurrent cores, the last layer,
+    outputs and losses are float32 in any case."""
+    entities: RaggedTransformerConfig = RaggedTransformerConfig()
+    """The transformer for observations of entities, which replaces torso and core."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_at_least(0, "noisy_sigma")
+        self.require_finite("policy_log_std")
+        self.require_at_least(1, "num_cosines", "core_size", "core_layers")
+        self.require("batch_norm_decay", 0 <= self.batch_norm_decay < 1, "in [0, 1)")
+        self.require("dropout", 0 <= self.dropout < 1, "in [0, 1)")
+        plain = not (self.noisy_sigma and self.has_state)
+        self.require("noisy_sigma", plain, "0 with batch norm, dropout or spectral norm")
+        precise = self.dtype == "float32" or not (self.has_statistics or self.spectral_norm)
+        rule = "float32 with batch norm and spectral norm, whose state needs its digits"
+        self.require("dtype", precise, rule)
+        self.require_at_least(2, "num_atoms")
+        positive = self.hidden_sizes and min(self.hidden_sizes) >= 1
+        self.require("hidden_sizes", bool(positive), "one or more positive sizes")
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether the network has batch norm, and so running statistics."""
+        return self.norm in ("batch", "batch_renorm")
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the network has state or dropout, so that its params are `StatefulParams`."""
+        return self.has_statistics or self.dropout > 0 or self.spectral_norm
+
+    def require_for_entities(self) -> None:
+        """Raises a ValueError if an option does not exist for observations of entities."""
+        unused = {field.name for field in dataclasses.fields(self)} - {"entities", "scale_pixels"}
+        self.require_unused("observations of entities", *sorted(unused))
+
+    def require_unused(self, what: str, *fields: str) -> None:
+        """Raises a ValueError if one of these options is given: ``what`` has no use for it."""
+        for field in fields:
+            value, usual = getattr(self, field), getattr(NetworkConfig, field)
+            self.require(field, value == usual, f"{usual} for {what}, which has no use for it")

@@ -1,0 +1,160 @@
+"""Makes the parts of a network that a `NetworkConfig` describes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import haiku as hk
+import jax
+
+from rlstack.configs.network import NetworkConfig
+from rlstack.networks.base import Network, feed_forward, recurrent
+from rlstack.networks.layers.dense import Block
+from rlstack.networks.precision import in_precision
+from rlstack.networks.stateful import feed_forward_with_state, recurrent_with_state
+from rlstack.networks.torsos import (
+    DENSE,
+    EntryTorsos,
+    ImpalaTorso,
+    MinAtarTorso,
+    MLPTorso,
+    NatureTorso,
+    Reader,
+    is_image_batch,
+    observation_entries,
+    observation_features,
+)
+from rlstack.types import PyTree
+
+
+def feed_forward_of(
+    cfg: NetworkConfig, forward: Callable[..., PyTree], obs_spec: PyTree
+) -> Network:
+    """Makes a network of a function of an observation ``[B, ...]`` and ``is_training``."""
+    forward = in_precision(cfg.dtype, forward)
+    if cfg.has_state:
+        return feed_forward_with_state(forward, obs_spec)
+    return feed_forward(functools.partial(forward, is_training=False), obs_spec)
+
+
+def recurrent_of(
+    cfg: NetworkConfig,
+    encode: Callable[..., PyTree],
+    decode: Callable[..., PyTree],
+    obs_spec: PyTree,
+    beside: Callable[..., PyTree] | None = None,
+) -> Network:
+    """Makes a network with the configured core.
+
+    Args:
+      cfg: the options.
+      encode: maps an observation ``[N, ...]`` and ``is_training`` to features ``[N, D]``.
+      decode: maps the core's output ``[N, D]`` to the network's output.
+      obs_spec: pytree of ``dm_env.specs`` of one observation.
+      beside: maps an observation ``[N, ...]`` and ``is_training`` to features ``[N, D]`` that
+          pass the core; ``decode`` then takes them as a second argument.
+    """
+    # The core keeps float32: its rounding errors would add up from step to step.
+    encode = in_precision(cfg.dtype, encode)
+
+    def after(hidden: Any, observation: PyTree, is_training: bool = False) -> PyTree:
+        return decode(hidden, *([] if beside is None else [beside(observation, is_training)]))
+
+    after = in_precision(cfg.dtype, after)
+    if cfg.has_state:
+        return recurrent_with_state(encode, functools.partial(core_of, cfg), after, obs_spec)
+    plain = functools.partial(encode, is_training=False)
+    return recurrent(plain, functools.partial(core_of, cfg), after, obs_spec)
+
+
+def features_of(
+    cfg: NetworkConfig,
+    obs_spec: PyTree,
+    observation: PyTree,
+    name: str,
+    is_training: bool = False,
+    reader: Reader = "policy",
+) -> jax.Array:
+    """Maps an observation ``[B, ...]`` to features ``[B, D]``; call it inside a transform.
+
+    Args:
+      cfg: the options.
+      obs_spec: pytree of ``dm_env.specs`` of one observation.
+      observation: the same structure of arrays ``[B, ...]``.
+      name: of the torso's module. See `EntryTorsos` for the modules of several entries.
+      is_training: whether there is dropout, and batch norm uses the batch.
+      reader: whose torso it is.
+
+    Raises:
+      ValueError: the torso is for images, and the observation has none that it can take, or the
+        axes of one cannot be guessed.
+    """
+    if cfg.torso == "mlp":
+        torso = torso_of(cfg, name, is_training)
+        return torso(dense_features(cfg, obs_spec, observation, reader))
+    entries = observation_entries(obs_spec, observation, cfg.scale_pixels, reader, cfg.image_axes)
+    if not any(map(is_image_batch, entries.values())):
+        shapes = ", ".join(str(tuple(x.shape[1:])) for x in entries.values())
+        raise ValueError(
+            f"NetworkConfig: torso={cfg.torso!r} needs an observation with an image [height, "
+            f"width, channels]; got shape {shapes}. Use --network.torso mlp."
+        )
+    if len(entries) == 1:
+        return torso_of(cfg, name, is_training)(*entries.values())
+    return EntryTorsos(
+        lambda image: torso_of(cfg, image, is_training),
+        lambda vectors: _mlp(cfg, vectors, is_training),
+        cfg.hidden_sizes[-1],
+        cfg.noisy_sigma,
+        name,
+    )(entries)
+
+
+def dense_features(
+    cfg: NetworkConfig, obs_spec: PyTree, observation: PyTree, reader: Reader = "policy"
+) -> jax.Array:
+    """Returns an observation as one array ``[B, ...]`` for dense layers; see `features_of`."""
+    axes = DENSE if cfg.image_axes == "auto" else cfg.image_axes
+    return observation_features(obs_spec, observation, cfg.scale_pixels, reader, axes)
+
+
+def torso_of(
+    cfg: NetworkConfig, name: str, is_training: bool = False
+) -> Callable[[jax.Array], jax.Array]:
+    """Makes the configured torso; call it inside a Haiku transform."""
+    if cfg.torso == "mlp":
+        return _mlp(cfg, name, is_training)
+    kinds = {"nature": NatureTorso, "impala": ImpalaTorso, "minatar": MinAtarTorso}
+    torso: Any = kinds[cfg.torso]
+    return torso(
+        hidden_size=cfg.hidden_sizes[-1],
+        noise=cfg.noisy_sigma,
+        name=name,
+        block=_block(cfg),
+        is_training=is_training,
+    )
+
+
+def _mlp(cfg: NetworkConfig, name: str, is_training: bool) -> Callable[[jax.Array], jax.Array]:
+    return MLPTorso(
+        cfg.hidden_sizes,
+        cfg.activation,
+        cfg.noisy_sigma,
+        name,
+        block=_block(cfg),
+        is_training=is_training,
+    )
+
+
+def _block(cfg: NetworkConfig) -> Block:
+    return Block(cfg.norm, cfg.batch_norm_decay, cfg.dropout, cfg.skip, cfg.spectral_norm)
+
+
+def core_of(cfg: NetworkConfig) -> hk.RNNCore:
+    """Makes the configured recurrent core; call it inside a Haiku transform."""
+    layer = hk.LSTM if cfg.core == "lstm" else hk.GRU
+    if cfg.core_layers == 1:
+        return layer(cfg.core_size, name="core")
+    return hk.DeepRNN([layer(cfg.core_size, name="core") for _ in range(cfg.core_layers)])
