@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         values = getattr(getattr(item, "callspec", None), "params", {}).values()
         if needs_reference.intersection(value for value in values if type(value) is str):
-            item.add_marker(pytest.mark.reference)
+            item.add_marker(pytest.mark.launchpad)
 
 
 @pytest.fixture

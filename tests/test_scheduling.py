@@ -15,7 +15,6 @@ CRASH = "import os\ndef test_crash(): os.abort()\n"
 QUICK = "import time\ndef test_one(): time.sleep(0.05)\n"
 
 
-@pytest.mark.one_lane
 def test_a_crash_fails_one_test_alone(tmp_path):
     for i in range(12):  # files of one and of two tests, finished by the worker before the crash
         text = QUICK + "def test_two(): pass\n" * (i % 2)

@@ -236,8 +236,8 @@ def _python() -> Check:
 
 def _environment() -> Check:
     if sys.version_info[:2] == (3, 10):
-        return Check("environment", "reference: with Launchpad and Reverb", True)
-    found = "core: current packages, without Launchpad and Reverb"
+        return Check("environment", "that of Launchpad and Reverb", True)
+    found = "current packages, without Launchpad and Reverb"
     return Check("environment", found, True)
 
 

@@ -203,7 +203,7 @@ def reinstall(python: str = "") -> str:
       python: the version of Python to do it with; "" for the one of this installation.
     """
     if in_checkout():
-        return "`make venv`"
+        return f"`make venv{' LANE=launchpad' if python == '3.10' else ''}`"
     return "pip install rlstack" + (f" with CPython {python}" if python else "")
 
 

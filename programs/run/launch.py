@@ -137,8 +137,8 @@ def check_packages(experiment: Experiment) -> None:
     if launch == "launchpad" and importlib.util.find_spec("launchpad") is None:
         raise ValueError(
             "Experiment: launch launchpad needs Launchpad, which exists for CPython 3.10 only and "
-            "is not installed here. Use --launch processes, which needs no package; `make venv` "
-            "installs Launchpad."
+            "is not installed here. Use --launch processes, which needs no package. In a "
+            "checkout, `make train LANE=launchpad` makes an environment with Launchpad."
         )
     transport = transport_name(experiment.program)
     if not transports.is_installed(transport):
@@ -158,7 +158,7 @@ def check_packages(experiment: Experiment) -> None:
         raise ValueError(
             "Experiment: replay.service reverb needs Reverb, which exists for CPython 3.10 only "
             "and is not installed here. Use --replay.service table, which needs no package; "
-            "`make venv` installs Reverb."
+            "in a checkout, `make venv LANE=launchpad` makes an environment with Reverb."
         )
     if launch == "ray":
         from rlstack.programs.program.launch.ray import cluster

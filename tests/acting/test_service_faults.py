@@ -316,7 +316,7 @@ def test_a_first_batch_that_is_compiled_for_long_is_no_fault(serve):
     assert counts(first.result()) == counts(behind.result()) == [1]
 
 
-@pytest.mark.reference
+@pytest.mark.launchpad
 def test_a_call_that_is_sent_again_gets_the_answer_of_the_first(serve):
     pytest.importorskip("courier")
     codec.register(Inference)

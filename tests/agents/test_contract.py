@@ -191,7 +191,6 @@ def test_learning_keeps_structures_changes_params_and_logs_finite_scalars(c):
     assert all(vars(c.agent)[name] is value for name, value in attributes.items())
 
 
-@pytest.mark.one_lane
 @pytest.mark.parametrize(
     "name",
     [

@@ -95,7 +95,7 @@ def test_params_and_targets_follow_their_formulas_for_three_steps():
         np.testing.assert_allclose(output.priorities, np.abs(error), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.reference
+@pytest.mark.launchpad
 def test_the_policys_gradient_is_rlaxs():
     rlax = pytest.importorskip("rlax")
     agent = make()

@@ -383,7 +383,7 @@ def test_the_estimate_of_the_divergence_by_hand():
     np.testing.assert_allclose(largest, 485165174.4, rtol=1e-6)  # exp(20) - 21
 
 
-@pytest.mark.reference
+@pytest.mark.launchpad
 @pytest.mark.slow
 @pytest.mark.chosen
 @pytest.mark.parametrize("decay", [1.0, 0.7])

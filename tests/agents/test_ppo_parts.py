@@ -116,7 +116,6 @@ def test_the_loss_per_actor_is_the_mean_over_who_decides():
 
 @pytest.mark.slow
 @pytest.mark.chosen
-@pytest.mark.one_lane
 @pytest.mark.parametrize("ratio", ["joint", "per_actor"])
 def test_the_entropy_bonus_falls_to_0_over_the_optimizers_steps(ratio):
     agent = _agent(

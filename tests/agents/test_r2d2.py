@@ -242,7 +242,7 @@ def test_priorities_worked_by_hand():
     np.testing.assert_allclose(make().priorities(td_error, valid), [3.4, 0.0], rtol=1e-6)
 
 
-@pytest.mark.reference
+@pytest.mark.launchpad
 @pytest.mark.slow
 @pytest.mark.chosen
 @pytest.mark.parametrize("n", [1, 3])

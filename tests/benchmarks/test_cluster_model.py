@@ -102,7 +102,7 @@ def test_other_costs_can_be_given():
 
 
 @pytest.mark.slow
-@pytest.mark.reference
+@pytest.mark.launchpad
 @pytest.mark.timeout(200)
 def test_costs_are_measured():
     pytest.importorskip("launchpad")

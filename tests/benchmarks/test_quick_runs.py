@@ -75,7 +75,7 @@ def test_a_compiled_loop_against_a_hand_written_one():
 
 
 @pytest.mark.slow
-@pytest.mark.reference
+@pytest.mark.launchpad
 @pytest.mark.timeout(600)
 def test_programs_of_several_nodes():
     medians = run_quick(topologies, 580)["medians"]

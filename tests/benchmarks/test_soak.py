@@ -30,7 +30,7 @@ def test_a_leak_is_found_with_its_slope():
 
 
 @pytest.mark.slow
-@pytest.mark.reference
+@pytest.mark.launchpad
 @pytest.mark.timeout(400, method="thread")
 def test_a_short_soak():
     pytest.importorskip("launchpad")

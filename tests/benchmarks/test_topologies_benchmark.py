@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import topologies
 
-pytestmark = pytest.mark.reference
+pytestmark = pytest.mark.launchpad
 
 
 @pytest.mark.timeout(60)

@@ -373,7 +373,7 @@ def test_masks_of_other_shapes_than_the_logits_are_refused(shape):
             make()
 
 
-@pytest.mark.reference
+@pytest.mark.launchpad
 def test_against_scipy():
     stats = pytest.importorskip("scipy.stats")
     d = example("normal")

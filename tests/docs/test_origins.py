@@ -5,8 +5,6 @@ import dataclasses
 import importlib
 import re
 
-import pytest
-
 from rlstack.agents import AGENTS
 from rlstack.programs.config.experiment import EnvConfig, Experiment
 from rlstack.replay import ReplayConfig
@@ -16,8 +14,6 @@ PAGE = "docs/origins.md"
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 # Options that are not in the config, and those of other commands than train.
 OTHER = {"--resume", "--seeds", "--vary", "--checkpoint"}
-
-pytestmark = pytest.mark.one_lane
 
 
 def rows():

@@ -10,7 +10,7 @@ import pytest
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "own_program.md").read_text()
 
 
-@pytest.mark.reference
+@pytest.mark.launchpad
 @pytest.mark.slow
 @pytest.mark.chosen
 @pytest.mark.timeout(200)

@@ -17,9 +17,9 @@ OUTPUTS = [block for block in BLOCKS if block.is_output]
 
 
 def runs_blocks(test):
-    """Marks a test that runs a page's blocks; some blocks need the services."""
+    """Marks a test that runs a page's blocks."""
     mark = pytest.mark
-    for decorate in (mark.slow, mark.chosen, mark.reference, mark.timeout(ALL_SECONDS)):
+    for decorate in (mark.slow, mark.chosen, mark.timeout(ALL_SECONDS)):
         test = decorate(test)
     return test
 

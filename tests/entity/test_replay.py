@@ -67,7 +67,7 @@ def reverb(cfg, spec):
 
 
 ON_REVERB = [
-    pytest.mark.reference,
+    pytest.mark.launchpad,
     pytest.mark.skipif(not binding.available(), reason="Reverb is not installed"),
 ]
 

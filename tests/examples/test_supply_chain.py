@@ -199,7 +199,6 @@ def test_presets_survive_json_and_evaluate_on_held_out_scenarios():
 
 @pytest.mark.slow
 @pytest.mark.chosen
-@pytest.mark.one_lane
 @pytest.mark.timeout(200)
 def test_a_short_run_beats_the_base_stock(tmp_path):
     short = experiment("ppo", frames=60_000, evaluator=EvaluatorConfig(episodes=40, num_envs=20))

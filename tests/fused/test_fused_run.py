@@ -269,7 +269,6 @@ def test_an_interruption_saves_a_checkpoint(tmp_path, monkeypatch):
 _FIFO = {"sampler": "fifo", "batch_size": 4, "unroll_length": 16, "max_size": 8}
 
 
-@pytest.mark.one_lane
 @pytest.mark.parametrize(
     ("changes", "text"),
     [

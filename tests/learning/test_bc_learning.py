@@ -16,8 +16,6 @@ from rlstack.programs.run.offline import resolve_dataset
 from rlstack.programs.run.record import record
 from tests.learning.test_learning import SEEDS, toy
 
-pytestmark = pytest.mark.one_lane
-
 
 def catch(observation):
     """A rule for Catch: the paddle goes under the ball."""

@@ -12,8 +12,6 @@ from rlstack.programs.build.environments import make_env
 from rlstack.programs.config.presets import PRESETS, preset
 from tests.learning.test_learning import SEEDS, learned_return
 
-pytestmark = pytest.mark.one_lane
-
 
 def _learned(name, seed):
     return learned_return(dataclasses.replace(preset(name), seed=seed))

@@ -13,8 +13,6 @@ from rlstack.programs.config.presets import preset
 from rlstack.replay import ReplayConfig
 from tests.learning.test_learning import learned_return, returns_of_seeds, toy
 
-pytestmark = pytest.mark.one_lane
-
 FAST = OptimizerConfig(learning_rate=3e-3)
 
 

@@ -11,8 +11,6 @@ from rlstack.optimizers import OptimizerConfig
 from rlstack.programs.config.presets import preset
 from tests.learning.test_learning import learned_return, returns_of_seeds, toy
 
-pytestmark = pytest.mark.one_lane
-
 QUICK = OptimizerConfig(learning_rate=3e-3)
 
 

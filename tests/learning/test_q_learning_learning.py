@@ -9,8 +9,6 @@ from rlstack.optimizers import OptimizerConfig
 from rlstack.programs.config.presets import preset
 from tests.learning.test_learning import PRIORITIZED, learned_return, returns_of_seeds, toy
 
-pytestmark = pytest.mark.one_lane
-
 
 @pytest.mark.slow
 @pytest.mark.chosen

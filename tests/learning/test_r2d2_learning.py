@@ -8,8 +8,6 @@ import pytest
 from rlstack.programs.config.presets import preset
 from tests.learning.test_learning import learned_return, returns_of_seeds
 
-pytestmark = pytest.mark.one_lane
-
 
 @pytest.mark.slow
 @pytest.mark.chosen

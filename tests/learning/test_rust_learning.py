@@ -10,7 +10,7 @@ from rlstack.programs.tools.game_agent import play_program
 from tests.entity.rust_crate import NEEDS_CARGO
 from tests.entity.rust_crate import examples as examples  # a fixture
 
-pytestmark = [NEEDS_CARGO, pytest.mark.one_lane, pytest.mark.slow]
+pytestmark = [NEEDS_CARGO, pytest.mark.slow]
 
 
 def train(tmp_path, preset, program, *options, seconds):

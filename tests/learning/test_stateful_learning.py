@@ -23,14 +23,12 @@ def return_of(agent, seed, options):
 
 @pytest.mark.slow
 @pytest.mark.chosen
-@pytest.mark.one_lane
 @pytest.mark.timeout(300)
 def test_ppo_solves_cartpole_with_dropout():
     assert return_of("ppo", 1, {"dropout": 0.1}) >= 475
 
 
 @pytest.mark.slow
-@pytest.mark.one_lane
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("agent", "options"),

@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 from rlstack.math import intervals
 from rlstack.math.intervals import bootstrap, interquartile_mean
 
-pytestmark = pytest.mark.one_lane
-
 # Scores of two methods, 8 runs of 5 tasks, by a formula with ties between the methods.
 _N, _M = np.indices((8, 5))
 X = (7 * _N * _N + 5 * _M + 3 * _N * _M) % 23 / 16

@@ -359,7 +359,7 @@ def test_value_rescaling():
     np.testing.assert_allclose(jax.grad(returns.signed_parabolic)(0.0), 1 / 0.501, rtol=1e-6)
 
 
-@pytest.mark.reference
+@pytest.mark.launchpad
 @pytest.mark.slow
 @pytest.mark.chosen
 @pytest.mark.parametrize("terminated", [True, False])

@@ -12,7 +12,6 @@ _permutations = jax.jit(permutations, static_argnums=(1, 2))
 
 @pytest.mark.slow
 @pytest.mark.chosen
-@pytest.mark.one_lane
 @settings(max_examples=50, deadline=None)
 @given(  # sorted ones below 64; at, next to and far from a power of two
     size=st.sampled_from([1, 2, 63, 64, 65, 127, 128, 129, 300, 511, 700]),
@@ -24,7 +23,6 @@ def test_each_is_an_order_of_all_rows(size, seed):
     np.testing.assert_array_equal(np.sort(orders, axis=-1), np.tile(np.arange(size), (3, 1)))
 
 
-@pytest.mark.one_lane
 @pytest.mark.parametrize("size", [64, 100, 1024])
 def test_every_row_may_come_anywhere(size):
     keys = jax.random.split(jax.random.PRNGKey(0), 40)

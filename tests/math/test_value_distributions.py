@@ -28,7 +28,7 @@ def test_a_projection_keeps_probability_and_within_the_atoms_the_mean():
     np.testing.assert_allclose(found @ atoms, (values * probs).sum(-1), rtol=1e-4)
 
 
-@pytest.mark.reference
+@pytest.mark.launchpad
 def test_a_projection_is_that_of_rlax():
     rlax = pytest.importorskip("rlax")
     rng = np.random.default_rng(0)
@@ -81,7 +81,7 @@ def test_a_quantile_loss_by_hand():
     assert loss == pytest.approx((0.25 * 2.5 + 0.75 * 0.125) / 2)
 
 
-@pytest.mark.reference
+@pytest.mark.launchpad
 @pytest.mark.parametrize("delta", [0.0, 1.0])
 def test_quantile_losses_are_those_of_rlax(delta):
     rlax = pytest.importorskip("rlax")

@@ -99,8 +99,7 @@ def plain_functions():
 
 PLAIN = [plain_functions, plain_linen, plain_equinox]
 WITH_STATE = [linen_with_state, nnx_with_state, equinox_with_state, equinox_with_dropout]
-# Flax is in the core environment only, whose chosen tests run at every second commit; Equinox
-# is in both.
+# Flax is in the current lane only; Equinox is in both.
 LATER = [pytest.mark.slow, pytest.mark.chosen]
 EQUINOX_LATER = pytest.param(equinox_with_state, marks=LATER)
 TIMESTEP = random_timesteps(VECTOR, np.full((2, 3), MID))

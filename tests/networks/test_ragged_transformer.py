@@ -28,8 +28,6 @@ from tests.networks.ragged_cases import (
     timestep_of,
 )
 
-pytestmark = pytest.mark.one_lane
-
 
 @functools.cache
 def case(name):

@@ -7,8 +7,6 @@ from rlstack.checks import WrongKindError
 from rlstack.replay import InProcessReplay, SharedMemReplayBuffer
 from tests.replay.replay_model import FIRST, LAST, MID, SPEC, config, drawn, feed, make_transition
 
-pytestmark = pytest.mark.one_lane
-
 
 class Geometric:
     """Chooses the i-th newest item with probability 2^-(i + 1), and the oldest with the rest."""
@@ -195,7 +193,7 @@ def test_tables_that_cannot_have_a_sampler_refuse_it(changes, text):
         config(**{"sampler_factory": Geometric, **changes})
 
 
-@pytest.mark.reference
+@pytest.mark.launchpad
 def test_a_reverb_table_refuses_it():
     from rlstack.replay.reverb import ReverbServer
 

@@ -121,7 +121,6 @@ def test_any_history_agrees_with_the_model(make, waits, history):
     buffer.close()
 
 
-@pytest.mark.one_lane
 @settings(max_examples=60, deadline=None)
 @given(history=histories())
 def test_no_setting_keeps_a_single_process_waiting_for_ever(make, waits, history):

@@ -10,7 +10,6 @@ from rlstack.configs.acting import EvaluatorConfig
 from tests.programs import running
 
 pytestmark = [
-    pytest.mark.one_lane,
     pytest.mark.slow,
     pytest.mark.chosen,
     pytest.mark.timeout(300),

@@ -12,7 +12,7 @@ from tests.rpc.conftest import pair_over
 from tests.rpc.nodes import Node
 from tests.rpc.test_codec import same
 
-pytestmark = [pytest.mark.timeout(30), pytest.mark.reference]
+pytestmark = [pytest.mark.timeout(30), pytest.mark.launchpad]
 
 
 def test_servers_of_others():

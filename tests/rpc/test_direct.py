@@ -9,7 +9,7 @@ from rlstack.rpc import RemoteObject, codec, remote, serve
 from rlstack.types import TimeStep
 from tests.rpc.test_codec import Output, same
 
-pytestmark = [pytest.mark.timeout(30), pytest.mark.one_lane]
+pytestmark = [pytest.mark.timeout(30)]
 
 
 class Keeper:

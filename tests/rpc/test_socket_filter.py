@@ -164,7 +164,7 @@ def test_interfaces_have_addresses():
         address_of("nosuch0")
 
 
-@pytest.mark.reference
+@pytest.mark.launchpad
 @pytest.mark.parametrize("interface", ["", pytest.param(ALL_ADDRESSES, marks=pytest.mark.slow)])
 def test_all_servers_of_a_program_keep_to_loopback_unless_told_otherwise(
     tmp_path, monkeypatch, interface

@@ -77,7 +77,7 @@ def test_a_service_answers_only_callers_of_its_version():
     assert refused.startswith(versions.REFUSED) and b"7.7" in refused
 
 
-@pytest.mark.reference
+@pytest.mark.launchpad
 def test_a_caller_of_another_version_gets_an_error_with_both(monkeypatch):
     pytest.importorskip("courier")
     with serve(Node()) as server:

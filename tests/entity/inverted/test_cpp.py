@@ -14,7 +14,6 @@ CLIENT = Path(__file__).resolve().parents[3] / "clients" / "cpp"
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 pytestmark = [
     pytest.mark.skipif(COMPILER is None, reason="no C++ compiler is installed (g++ or clang++)"),
-    pytest.mark.one_lane,
     pytest.mark.timeout(120),
 ]
 

@@ -12,7 +12,7 @@ from tests.entity.inverted.test_inverted import random_actions
 from tests.entity.rust_crate import CRATE, NEEDS_CARGO, cargo
 from tests.entity.rust_crate import examples as examples  # a fixture
 
-pytestmark = [NEEDS_CARGO, pytest.mark.one_lane, pytest.mark.timeout(180)]
+pytestmark = [NEEDS_CARGO, pytest.mark.timeout(180)]
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from tests.entity.native.programs import frame, hello, program, row
 from tests.entity.rust_crate import NEEDS_CARGO
 from tests.entity.rust_crate import examples as examples  # a fixture
 
-pytestmark = [pytest.mark.one_lane, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.timeout(120)]
 SNAKES = {"num_snakes": 2, "max_snake_length": 4, "board_size": 5}
 
 

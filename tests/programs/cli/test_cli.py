@@ -139,7 +139,6 @@ def test_a_wrong_option_states_the_rule(args, hint, capsys):
 
 @pytest.mark.slow
 @pytest.mark.chosen
-@pytest.mark.one_lane
 @pytest.mark.timeout(180)
 def test_train_then_eval(tmp_path):
     run_dir = tmp_path / "run"

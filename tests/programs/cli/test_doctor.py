@@ -28,7 +28,7 @@ def test_this_machine_can_run_a_single_process(capsys):
     assert [check for check in found if not check.usable and not check.detail] == []
     if sys.version_info[:2] != (3, 10):
         assert "no wheels for Python 3." in checks["reverb"].detail
-        assert "`make venv`" in checks["reverb"].detail
+        assert "`make venv LANE=launchpad`" in checks["reverb"].detail
         assert checks["topology distributed"].usable
     default = "reverb" if checks["reverb"].usable else "table"
     assert checks["--replay.service"].found.startswith(f"{default} (default)")
@@ -37,7 +37,7 @@ def test_this_machine_can_run_a_single_process(capsys):
         assert name in printed
 
 
-@pytest.mark.reference
+@pytest.mark.launchpad
 @pytest.mark.timeout(100)
 def test_the_services_import_in_the_reference_lane():
     pytest.importorskip("launchpad")
@@ -75,7 +75,12 @@ def test_a_package_that_crashes_or_hangs_does_not_end_the_report(tmp_path, monke
 @pytest.mark.parametrize(
     ("module", "error", "version", "words"),
     [
-        ("reverb", "No module named 'reverb'", (3, 12), ["Python 3.12", "3.10", "`make venv`"]),
+        (
+            "reverb",
+            "No module named 'reverb'",
+            (3, 12),
+            ["Python 3.12", "3.10", "`make venv LANE=launchpad`"],
+        ),
         (
             "courier",
             "ImportError: libpython3.10.so.1.0: cannot open shared object file",

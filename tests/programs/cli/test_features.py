@@ -85,7 +85,7 @@ def _installed(module):
 def test_the_way_to_get_a_module_fits_the_installation_and_the_python(monkeypatch):
     assert features.install(["report"]) == "pip install -e '.[report]'"
     assert features.how_to_get(["reverb", "ray"], (3, 12)) == (
-        "needs reverb, ray, and so CPython 3.10: `make venv`."
+        "needs reverb, ray, and so CPython 3.10: `make venv LANE=launchpad`."
     )
     assert features.how_to_get(["reverb", "ray"], (3, 10)) == "needs reverb, ray: see above."
     monkeypatch.setattr(features, "in_checkout", lambda: False)

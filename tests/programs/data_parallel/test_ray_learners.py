@@ -16,7 +16,7 @@ from tests.programs.running import series
 
 pytest.importorskip("ray")
 pytestmark = [
-    pytest.mark.reference,
+    pytest.mark.launchpad,
     pytest.mark.slow,
     pytest.mark.timeout(300, method="thread"),
 ]

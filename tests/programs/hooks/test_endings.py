@@ -115,7 +115,6 @@ def test_hours_and_rules_end_a_run(tmp_path):
     assert train.resume(tmp_path / "rule", stream=io.StringIO()) == result
 
 
-@pytest.mark.one_lane
 @pytest.mark.timeout(30)
 def test_a_logger_that_hangs_neither_delays_nor_outlives_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr("rlstack.programs.session.own_loggers._CLOSE_SECONDS", 0.2)

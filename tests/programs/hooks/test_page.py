@@ -20,7 +20,7 @@ from rlstack.storage import checkpoint
 from tests.docs.pages import blocks
 from tests.programs import running
 
-pytestmark = [pytest.mark.one_lane, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.timeout(180)]
 OWN = "tests.programs.hooks.own"
 
 

@@ -16,7 +16,7 @@ from rlstack.programs.build.evaluation import evaluate, make_evaluator
 from tests.programs.hooks.numbered import Numbered, NumberedDm
 from tests.programs.running import ppo
 
-pytestmark = [pytest.mark.one_lane, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.timeout(60)]
 
 
 class Wrapped(gymnasium.Wrapper):

@@ -26,7 +26,7 @@ LATER = [pytest.mark.slow, pytest.mark.chosen]
 LAUNCHPAD = module_path.code_of("rlstack.programs.program.launch.launchpad.manager")
 LAUNCHERS = [
     pytest.param(launcher.LOCAL, id="processes"),
-    pytest.param(LAUNCHPAD, id="launchpad", marks=[pytest.mark.reference, *LATER]),
+    pytest.param(LAUNCHPAD, id="launchpad", marks=[pytest.mark.launchpad, *LATER]),
 ]
 
 

@@ -103,7 +103,7 @@ def test_no_port_of_a_local_ray_is_open_to_others(monkeypatch, interface):
     assert {doors.listening[port] for port in doors.open} == set()
 
 
-@pytest.mark.reference
+@pytest.mark.launchpad
 def test_no_port_of_a_program_on_a_local_ray_is_open_to_others(tmp_path, monkeypatch):
     """Nodes' own servers may be open for the milliseconds before their filter."""
     own_address()

@@ -84,7 +84,7 @@ def test_a_process_is_placed_and_says_what_it_has(tmp_path):
 def test_a_cluster_of_another_environment_is_refused():
     python = next(other_environment(), None)
     if python is None:
-        pytest.skip("the other environment has not been made (make venv, make test-core)")
+        pytest.skip("the other environment has not been made (make venv, make venv LANE=launchpad)")
     with head_of(python) as (address, theirs):
         cfg = ProgramConfig(launch="ray", ray=RayConfig(address=address))
         with pytest.raises(ValueError, match="launch ray") as caught, cluster.joined(cfg):

@@ -24,7 +24,7 @@ from tests.programs.running import failures, metrics, ppo, run, series, threads
 
 pytest.importorskip("launchpad")
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.reference, pytest.mark.timeout(240, method="thread")]
+pytestmark = [pytest.mark.launchpad, pytest.mark.timeout(240, method="thread")]
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from tests.programs.running import metrics, series
 pytest.importorskip("launchpad")
 pytest.importorskip("ray")
 pytestmark = [
-    pytest.mark.reference,
+    pytest.mark.launchpad,
     pytest.mark.slow,
     pytest.mark.timeout(400, method="thread"),
 ]

@@ -88,7 +88,6 @@ def test_evaluating_a_run_gives_the_return_of_its_params(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.chosen
-@pytest.mark.one_lane
 def test_the_same_seed_gives_the_same_params_whatever_the_number_of_threads():
     def params(num_workers):
         experiment = small(frames=14_000)  # at least 50 updates

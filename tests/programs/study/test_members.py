@@ -10,8 +10,6 @@ from rlstack.programs.session.run_dir import RunDirError
 from rlstack.programs.study import trials
 from rlstack.programs.study.trials import RunSet, with_option
 
-pytestmark = pytest.mark.one_lane
-
 BASE = preset("cartpole-ppo")
 
 

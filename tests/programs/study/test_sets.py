@@ -135,7 +135,6 @@ def test_a_set_that_was_interrupted_while_its_runs_are_made_can_be_resumed(tmp_p
     assert len(ended) == 3 and seeds == [1, 2, 3]
 
 
-@pytest.mark.one_lane
 def test_a_directory_that_is_not_empty_and_bad_options_are_refused(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     at = ["--run-dir", str(tmp_path)]

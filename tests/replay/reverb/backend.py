@@ -86,7 +86,7 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.chosen)
         if "[reverb" not in item.name:
             continue
-        item.add_marker(pytest.mark.reference)
+        item.add_marker(pytest.mark.launchpad)
         item.add_marker(pytest.mark.skipif(not INSTALLED, reason="Reverb is not installed"))
         for name, reason in DIFFERENT.items():
             if item.name == name or item.name.split("[")[0] == name:

@@ -69,7 +69,7 @@ def test_bursts_fill_the_queue(most, first):
     assert all(0 < next(bursts) <= most for _ in range(40_000))
 
 
-@pytest.mark.reference
+@pytest.mark.launchpad
 @pytest.mark.skipif(not backend.INSTALLED, reason="Reverb is not installed")
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("size", [50, 256])

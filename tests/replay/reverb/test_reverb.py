@@ -30,7 +30,7 @@ from tests.replay.replay_model import (
 from tests.replay.reverb import backend
 
 needs_reverb = pytest.mark.skipif(not backend.INSTALLED, reason="Reverb is not installed")
-pytestmark = [pytest.mark.reference, needs_reverb, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.launchpad, needs_reverb, pytest.mark.timeout(60)]
 
 
 @pytest.fixture(scope="module")

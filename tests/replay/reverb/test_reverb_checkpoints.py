@@ -11,7 +11,7 @@ from tests.replay.replay_model import config, feed
 from tests.replay.reverb import backend
 
 reference = [
-    pytest.mark.reference,
+    pytest.mark.launchpad,
     pytest.mark.skipif(not backend.INSTALLED, reason="Reverb is not installed"),
     pytest.mark.timeout(90),
 ]

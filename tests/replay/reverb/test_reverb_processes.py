@@ -18,7 +18,7 @@ from tests.replay.replay_model import MID, config, drawn, feed, make_transition
 from tests.replay.reverb import backend
 
 needs_reverb = pytest.mark.skipif(not backend.INSTALLED, reason="Reverb is not installed")
-pytestmark = [pytest.mark.reference, needs_reverb, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.launchpad, needs_reverb, pytest.mark.timeout(60)]
 
 
 def serve(fields, num_envs, *rest):

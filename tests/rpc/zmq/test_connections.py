@@ -160,7 +160,6 @@ with transports.chosen("zmq"):
 """
 
 
-@pytest.mark.one_lane
 @pytest.mark.parametrize("how", ["left open", pytest.param("closed", marks=pytest.mark.slow)])
 def test_forked_processes_call_by_themselves_and_the_interpreter_ends(how):
     done = subprocess.run(

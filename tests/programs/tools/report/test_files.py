@@ -247,7 +247,6 @@ def test_equal_last_names_are_told_apart(tmp_path, capsys):
     assert sentence in page.read_text() and str(tmp_path) not in page.read_text()
 
 
-@pytest.mark.one_lane
 def test_mistakes_are_named(root, tmp_path, capsys):
     out = ["--csv", str(tmp_path / "r.csv")]
     for options, error in (

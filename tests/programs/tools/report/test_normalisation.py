@@ -7,8 +7,6 @@ import pytest
 
 from rlstack.programs.tools.report.normalisation import ATARI, MUJOCO, from_words
 
-pytestmark = pytest.mark.one_lane
-
 
 def test_the_tables_are_whole():
     assert len(ATARI) == 57

@@ -8,8 +8,6 @@ from rlstack.programs.tools.report.normalisation import from_words
 from rlstack.programs.tools.report.runs import methods, read, read_groups
 from tests.programs.tools.report.made_runs import make_run, make_runs
 
-pytestmark = pytest.mark.one_lane
-
 
 def groups(root, **scores_of_tasks):
     """Groups of runs of one method, for each task."""

@@ -31,7 +31,7 @@ from tests.programs.tools.status.dashboards import (
 
 RETURN = "evaluator/episode_return"
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.one_lane]
+pytestmark = [pytest.mark.timeout(60)]
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ HOSTILE = "<img src=x onerror=document.title='bad'>"
 
 pytestmark = [
     pytest.mark.timeout(100),
-    pytest.mark.one_lane,
     pytest.mark.skipif(FOUND is None, reason="no Chromium is on the path"),
 ]
 

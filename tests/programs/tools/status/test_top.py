@@ -33,7 +33,7 @@ RESULT = {
 }
 NOW = 1_000_100.0
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.one_lane]
+pytestmark = [pytest.mark.timeout(60)]
 
 
 @pytest.fixture
