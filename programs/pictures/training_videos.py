@@ -90,7 +90,7 @@ class TrainingVideos:
 
         Raises:
           rlstack.programs.session.run_lock.ClaimLostError: another command has taken the directory
-          over.
+            over.
         """
         self._evaluations += 1
         every = self._experiment.evaluator.video

@@ -69,7 +69,7 @@ def watch(
       ValueError: there is no run or no checkpoint, the environment cannot be made, the video
         cannot be written, or no window can be opened.
       rlstack.programs.session.signals.Interrupted: SIGINT or SIGTERM was received; no video is
-      left.
+        left.
     """
     directory = RunDir.open(run_dir)
     experiment = read_config(directory)

@@ -51,7 +51,7 @@ def record(
       ValueError: there is no run or no checkpoint, or the directory is not empty.
       rlstack.storage.datasets.DatasetWriteError: a file cannot be written; no files are left.
       rlstack.programs.session.signals.Interrupted: SIGINT or SIGTERM was received; no files are
-      left.
+        left.
     """
     directory = RunDir.open(run_dir)
     experiment = _recorded_experiment(read_config(directory), frames, seed)

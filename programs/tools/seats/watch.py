@@ -93,7 +93,7 @@ def watch(
       ValueError: there is no run or no checkpoint, the runs are not of one game, there are more of
         them than seats, or the video or the window cannot be made.
       rlstack.programs.session.signals.Interrupted: SIGINT or SIGTERM was received; no video is
-      left.
+        left.
     """
     if video is not None:
         check_video(Path(video))
