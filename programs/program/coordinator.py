@@ -180,7 +180,7 @@ class Coordinator:
         self._notes.add(f"{node}: {text}")
 
     @remote()
-    def judged(
+    def evaluated(
         self,
         env_frames: int,
         returns: np.ndarray,
@@ -198,19 +198,19 @@ class Coordinator:
                 *episodes, tuple(opponents), cut, metrics or {}, tuple(policies)
             )
             if not last:
-                self._periodic.judged(env_frames, evaluation)
+                self._periodic.evaluated(env_frames, evaluation)
                 if self._state.phase == RUNNING:
                     self._end_if_due()
             else:
                 frames, steps = self._position()
                 each = self._policies.counters(frames, self._learner_steps)
                 result = self._periodic.result(evaluation, frames, steps, each)
-                self._periodic.judged(env_frames, evaluation)
+                self._periodic.evaluated(env_frames, evaluation)
                 self._directory.write_result(result._asdict())
                 self._enter(OVER)
 
     @remote(idempotent=True)
-    def filmed(self, env_frames: int, path: str) -> None:
+    def video_written(self, env_frames: int, path: str) -> None:
         """The evaluator calls this after it has written a video, for trackers."""
         self._logger.write_video(env_frames, Path(path))
 

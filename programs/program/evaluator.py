@@ -88,8 +88,8 @@ class EvaluatorNode:
         # Before the report, because the program ends after that of the last evaluation.
         video = self._videos.evaluated(env_frames, params)
         if video is not None:
-            self._coordinator.filmed(env_frames, str(video))
-        self._coordinator.judged(
+            self._coordinator.video_written(env_frames, str(video))
+        self._coordinator.evaluated(
             env_frames,
             found.returns,
             found.lengths,

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlstack.fused.acting import Tally
+from rlstack.fused.acting import EpisodeStats
 from rlstack.fused.learning import Updates
 from rlstack.fused.loop import NO_LIMIT, Limits, LoopState, Report
 from rlstack.jax_envs.environment import BatchedEnv
@@ -230,7 +230,7 @@ class Calls(CompiledRun):
 
 def log_call(
     periodic: PeriodicActions,
-    tally: Tally,
+    tally: EpisodeStats,
     prefixes: Sequence[str],
     learned: tuple[Updates, int, Sequence[str], str] | None,
 ) -> None:

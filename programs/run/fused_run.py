@@ -250,7 +250,7 @@ class FusedRun(CompiledRun):
     def evaluate(
         self, progress: Callable[[int, int], None] | None = None, brief: bool = False
     ) -> Evaluation:
-        """Evaluates the current params; see `rlstack.programs.run.books.Run.evaluate`."""
+        """Evaluates the current params; see `rlstack.programs.run.run_session.Run.evaluate`."""
         params = self.learner.params
         return evaluate(self.experiment, self._evaluator, params, progress, brief=brief)
 

@@ -100,7 +100,7 @@ class PolicySet(abc.ABC):
     ) -> Evaluation:
         """Evaluates the current params of each policy, in games with the others, all greedy.
 
-        Arguments are those of `rlstack.programs.run.books.Run.evaluate`.
+        Arguments are those of `rlstack.programs.run.run_session.Run.evaluate`.
         """
         return self._evaluator.evaluate(self.learner.params, progress, brief)
 

@@ -125,7 +125,7 @@ class Offline:
     def evaluate(
         self, progress: Callable[[int, int], None] | None = None, brief: bool = False
     ) -> Evaluation:
-        """Evaluates the current params; see `rlstack.programs.run.books.Run.evaluate`."""
+        """Evaluates the current params; see `rlstack.programs.run.run_session.Run.evaluate`."""
         params = self.learner.params
         return evaluate(self.experiment, self._evaluator, params, progress, brief=brief)
 

@@ -130,7 +130,7 @@ class SingleProcess:
     def evaluate(
         self, progress: Callable[[int, int], None] | None = None, brief: bool = False
     ) -> Evaluation:
-        """Evaluates the current params; see `rlstack.programs.run.books.Run.evaluate`."""
+        """Evaluates the current params; see `rlstack.programs.run.run_session.Run.evaluate`."""
         _, params = self.learner.get_params() or (0, None)
         return evaluate(self.experiment, self._evaluator, params, progress, brief=brief)
 

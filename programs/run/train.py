@@ -24,8 +24,8 @@ from rlstack.programs.config.encoding import to_json
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.config.member_config import is_fixed, is_offline
 from rlstack.programs.pictures.training_videos import check_videos
-from rlstack.programs.run.books import Books, Loop
 from rlstack.programs.run.evaluation import evaluate as evaluate
+from rlstack.programs.run.run_session import Loop, RunSession
 from rlstack.programs.run.single_process import SingleProcess
 from rlstack.programs.session import failed_update, origin, signals
 from rlstack.programs.session.callbacks import Callbacks, check_callback
@@ -355,10 +355,10 @@ def _train(
     profile: Profile,
 ) -> Result:
     """Trains until the budget is spent, then evaluates; saves when due and at the end."""
-    books = Books(experiment, directory, loop, logger, start, display)
+    session = RunSession(experiment, directory, loop, logger, start, display)
     before = loop.learner.version
     with (
-        watch.at_last_resort(books.end_now),
+        watch.at_last_resort(session.end_now),
         StopSignals(
             display.write_line, has_progress=lambda: loop.learner.version > before
         ) as stop_signals,
@@ -368,11 +368,11 @@ def _train(
             profile.observe(loop.learner.version)
             return stop_signals.received is not None
 
-        with books.kept_on_failure():
-            loop.train(books.periodic, stop)
+        with session.kept_on_failure():
+            loop.train(session.periodic, stop)
         profile.close()
-        books.end()
+        session.end()
         if stop_signals.received is not None:
             raise Interrupted(stop_signals.received)
-    with watch.at_last_resort(books.end_now):
-        return books.result()
+    with watch.at_last_resort(session.end_now):
+        return session.result()

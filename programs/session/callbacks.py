@@ -144,7 +144,7 @@ class Events(NamedTuple):
         for total, length in zip(returns, arrays.get("actor/episode_length", ()), strict=False):
             self.send("episode", frames, (float(total), int(length)))
 
-    def judged(self, frames: int, evaluation: Evaluation) -> None:
+    def evaluated(self, frames: int, evaluation: Evaluation) -> None:
         """Sends an evaluation."""
         self.send("evaluation", frames, evaluation)
 

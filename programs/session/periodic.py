@@ -53,8 +53,8 @@ class PeriodicActions:
           logger: the sink of the logs.
           start: the progress of the earlier commands, if this one resumes a run.
           began: the monotonic time from which this command's seconds count; by default now.
-          evaluate: evaluates the current params, and passes the evaluation to `judged`, at once or
-            later; takes the frames so far.
+          evaluate: evaluates the current params, and passes the evaluation to `evaluated`, at
+            once or later; takes the frames so far.
           checkpoint: saves a checkpoint; takes the frames so far.
           tell: shows the user a line.
           earlier: the file of metrics of the earlier commands, which stop rules see.
@@ -116,13 +116,13 @@ class PeriodicActions:
         """The frames at which an evaluation or a checkpoint is due next; infinity for none."""
         return min(self._next_evaluation, self._next_checkpoint)
 
-    def judged(self, frames: int, evaluation: Evaluation) -> None:
+    def evaluated(self, frames: int, evaluation: Evaluation) -> None:
         """Logs an evaluation of params that had learned for these frames."""
         logs = as_logs(evaluation)
         self._logger.write(frames, logs)
         self._rules.see(frames, logs)
         if self._events is not None:
-            self._events.judged(frames, evaluation)
+            self._events.evaluated(frames, evaluation)
 
     def end(self, reason: str) -> None:
         """Ends training as a stop rule does; does nothing if it has ended already."""

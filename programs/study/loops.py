@@ -86,10 +86,10 @@ class Member(FusedRun):
         self.state = jax.jit(loop.restart)(self.state, self.keys.env)
 
 
-class Taker(Protocol):
+class ResultSink(Protocol):
     """What takes the results of one run's calls, in this process."""
 
-    goes_on: bool  # whether the run trains
+    active: bool  # whether the run trains
 
     def left(self) -> tuple[int, int]:
         """Returns frames and updates until something is due."""
@@ -98,7 +98,7 @@ class Taker(Protocol):
         """Takes the result of a call; see `FusedRun.accept`."""
 
 
-class Called(NamedTuple):
+class PendingCall(NamedTuple):
     """What a call did in each run, also in those that do not go on."""
 
     iterations: int
@@ -156,8 +156,8 @@ class Group:
         return self._called
 
     def call(
-        self, kept: Sequence[Taker], most: int = NO_LIMIT, returns: np.ndarray | None = None
-    ) -> Called:
+        self, kept: Sequence[ResultSink], most: int = NO_LIMIT, returns: np.ndarray | None = None
+    ) -> PendingCall:
         """Makes iterations until something may be due for a run that goes on.
 
         Args:
@@ -167,9 +167,9 @@ class Group:
             continues. By default they begin at 0.
         """
         before = np.zeros(len(kept), np.float32) if returns is None else returns
-        left = [one.left() for one in kept if one.goes_on]
+        left = [one.left() for one in kept if one.active]
         if not left:
-            return Called(0, before, np.zeros(len(kept), np.int32))
+            return PendingCall(0, before, np.zeros(len(kept), np.int32))
         frames, updates = (min(numbers) for numbers in zip(*left, strict=True))
         # No run passes the iteration at which it would end alone: steps that begin an episode are
         # no frames, so a call may end before it, and another one follows.
@@ -186,10 +186,10 @@ class Group:
         learned = self._split(self.states.learning)
         batch = report.updates.batch  # large, and needed only after a failure
         host = jax.tree.map(np.asarray, report._replace(updates=report.updates._replace(batch=())))
-        called = Called(iterations, host.tally.returns, host.tally.episodes)
+        called = PendingCall(iterations, host.tally.returns, host.tally.episodes)
         host = host._replace(tally=host.tally._replace(returns=called.returns - before))
         for i, one in enumerate(kept):
-            if one.goes_on:
+            if one.active:
                 mine = _row(host, i)
                 if mine.updates.failed:
                     mine = mine._replace(updates=mine.updates._replace(batch=_row(batch, i)))

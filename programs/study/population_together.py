@@ -82,8 +82,8 @@ def train(
             while members.go_on and signals.received is None:
                 members.call()
             for one in kept:
-                if one.goes_on:
-                    one.books.end()
+                if one.active:
+                    one.session.end()
             members.save()
             if signals.received is not None:
                 raise Interrupted(signals.received)
@@ -100,7 +100,7 @@ class _Members:
         root: Path,
         runs: Sequence[Opened],
         group: Group,
-        kept: Sequence[together.Kept],
+        kept: Sequence[together.VmappedRun],
     ) -> None:
         self._population, self._lineage, self._root = population, lineage, root
         self._runs, self._group, self._kept = runs, group, kept
@@ -110,7 +110,7 @@ class _Members:
     @property
     def go_on(self) -> bool:
         """Whether a member trains."""
-        return any(one.goes_on for one in self._kept)
+        return any(one.active for one in self._kept)
 
     @property
     def _frames(self) -> int:
@@ -131,14 +131,14 @@ class _Members:
             self._select()
             if self._frames - self._saved_at >= self._population.base.checkpoint_period:
                 for one in self._kept:
-                    if one.goes_on:
-                        one.books.save()
+                    if one.active:
+                        one.session.save()
                 self.save()
                 self._saved_at = self._frames
 
     def _select(self) -> None:
         lineage, kept = self._lineage, self._kept
-        among = [i for i, one in enumerate(kept) if one.goes_on or one.diverged]
+        among = [i for i, one in enumerate(kept) if one.active or one.diverged]
         scores = [self._score(i) for i in range(len(kept))]
         copies = pbt.select(
             self._population,
@@ -150,7 +150,7 @@ class _Members:
         )
         for i in among:
             logs = {"population/score": scores[i], **_numbers(lineage.values[i])}
-            kept[i].books.periodic.log({k: v for k, v in logs.items() if math.isfinite(v)})
+            kept[i].session.periodic.log({k: v for k, v in logs.items() if math.isfinite(v)})
         lineage.take(copies, scores)
         sources = list(range(len(kept)))
         for copy in copies:

@@ -21,7 +21,7 @@ from rlstack.fused.loop import NO_LIMIT, Report
 from rlstack.learning.learner import NonFiniteError
 from rlstack.programs.build import xla
 from rlstack.programs.config.env_config import Option
-from rlstack.programs.run.books import Books, allowance_of
+from rlstack.programs.run.run_session import RunSession, allowance_of
 from rlstack.programs.run.train import Opened
 from rlstack.programs.session import origin
 from rlstack.programs.session.display import ProgressDisplay
@@ -54,12 +54,12 @@ def train(
         with StopSignals(display.write_line, has_progress=lambda: group.called) as signals:
             with display.phase("compiling the loops"):
                 group.call(kept)
-            while any(one.goes_on for one in kept) and signals.received is None:
+            while any(one.active for one in kept) and signals.received is None:
                 group.call(kept)
             if signals.received is not None:
                 for one in kept:
-                    if one.goes_on:
-                        one.books.end()
+                    if one.active:
+                        one.session.end()
                 raise Interrupted(signals.received)
         return [one.outcome() for one in kept]
 
@@ -67,7 +67,7 @@ def train(
 @contextlib.contextmanager
 def begun(
     runs: Sequence[Opened], values: Mapping[str, Sequence[Option]], display: ProgressDisplay
-) -> Iterator[tuple[Group, list[Kept]]]:
+) -> Iterator[tuple[Group, list[VmappedRun]]]:
     """Yields the loops of runs, new or restored, and the runs with open logs; see `train`."""
     xla.configure_runs([run.experiment for run in runs])
     allocator.keep_freed_memory()
@@ -87,34 +87,36 @@ def begun(
             if run.start_from is not None:
                 with origin.compared(run.directory, run.start_from):
                     member.load(checkpoint.restore(run.start_from, member.template()))
-            books = Books(run.experiment, run.directory, member, logger, start, display, allowance)
-            kept.append(Kept(run, member, books))
+            session = RunSession(
+                run.experiment, run.directory, member, logger, start, display, allowance
+            )
+            kept.append(VmappedRun(run, member, session))
         yield group, kept
 
 
-class Kept:
-    """A run with its books.
+class VmappedRun:
+    """One run of a vmapped group, with its logs, evaluations and checkpoints.
 
     Attributes:
-      goes_on: whether it trains.
+      active: whether the run trains on; False once it has stopped.
     """
 
-    def __init__(self, run: Opened, member: Member, books: Books) -> None:
-        self.member, self.books, self._run = member, books, run
+    def __init__(self, run: Opened, member: Member, session: RunSession) -> None:
+        self.member, self.session, self._run = member, session, run
         self._error: Exception | None = None
-        self.goes_on = not self._ended()
-        if not self.goes_on:  # it was interrupted before its last evaluation
-            books.end()
+        self.active = not self._ended()
+        if not self.active:  # it was interrupted before its last evaluation
+            session.end()
 
     def _ended(self) -> bool:
         return bool(
-            self.books.periodic.ended_by(self.member.env_frames, self.member.learner.version)
+            self.session.periodic.ended_by(self.member.env_frames, self.member.learner.version)
         )
 
     def left(self) -> tuple[int, int]:
         """Returns frames and updates until something is due."""
         experiment, member = self._run.experiment, self.member
-        due = min(experiment.frames, self.books.periodic.next_due) - member.env_frames
+        due = min(experiment.frames, self.session.periodic.next_due) - member.env_frames
         updates = (experiment.updates or NO_LIMIT) - member.learner.version
         return int(min(due, NO_LIMIT // 2)), updates
 
@@ -126,27 +128,27 @@ class Kept:
     def retry(self) -> None:
         """Lets a run go on that an update with NaN ended, with what it has now; others stay."""
         if self.diverged:
-            self._error, self.goes_on = None, True
+            self._error, self.active = None, True
 
     def take(self, learning: Learning, report: Report, seconds: float) -> None:
         """Takes the result of a call; a failure ends this run only."""
         try:
-            with self.books.kept_on_failure():
+            with self.session.kept_on_failure():
                 self.member.accept(learning, report, seconds)
-                self.member.log(self.books.periodic, report)
-                self.books.periodic.tick(self.member.env_frames, self.member.stats)
+                self.member.log(self.session.periodic, report)
+                self.session.periodic.tick(self.member.env_frames, self.member.stats)
         except (NonFiniteError, EnvError) as error:
-            self._error, self.goes_on = error, False
+            self._error, self.active = error, False
             return
         if self._ended():
-            self.goes_on = False
-            self.books.end()
+            self.active = False
+            self.session.end()
 
     def outcome(self) -> Result | Exception:
         """Evaluates and writes the result; returns it, or the error that ended the run."""
         if self._error is not None:
             return self._error
-        result = self.books.result()
+        result = self.session.result()
         self._run.directory.write_result(result._asdict())
         return result
 

@@ -156,7 +156,7 @@ class Evaluator:
                 f"Evaluator.evaluate: the pool must have num_envs ({self._num_envs}) environments; "
                 f"got {env.num_envs}."
             )
-        tally = _Tally(self._num_envs, self._episodes_per_env, self._max_steps)
+        tally = _EpisodeStats(self._num_envs, self._episodes_per_env, self._max_steps)
         metrics_of = getattr(env, "episode_metrics", None)  # other pools may have none
         metrics: dict[str, list[Array]] = {}
         playing = self._play(params, env)
@@ -209,7 +209,7 @@ class Evaluator:
                 timestep = env.step(action)
 
 
-class _Tally:
+class _EpisodeStats:
     """The episodes of one evaluation.
 
     Attributes:

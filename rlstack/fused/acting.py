@@ -34,7 +34,7 @@ class Acting(NamedTuple):
     lengths: Array  # [B] int32, likewise, in actions
 
 
-class Tally(NamedTuple):
+class EpisodeStats(NamedTuple):
     """What happened in some steps, of each environment; the sums are `total`'s."""
 
     frames: Array  # [B] int32
@@ -44,11 +44,11 @@ class Tally(NamedTuple):
     bad: Array  # [B] uint8, the sum of what was wrong: `NOT_FINITE`, `OUTSIDE`
     no_choice: Array  # [B] int32, steps whose action mask marks no action as legal
 
-    def total(self) -> Tally:
+    def total(self) -> EpisodeStats:
         """Returns the sums over the environments, ``[]``; the last two fields stay ``[B]``."""
         return self.numbers(lambda x: x.sum())
 
-    def numbers(self, change: Callable[[Array], Array]) -> Tally:
+    def numbers(self, change: Callable[[Array], Array]) -> EpisodeStats:
         """Returns the tally with each of its sums changed; the last two fields stay."""
         return self._replace(
             frames=change(self.frames),
@@ -57,9 +57,9 @@ class Tally(NamedTuple):
             lengths=change(self.lengths),
         )
 
-    def after(self, earlier: Tally) -> Tally:
+    def after(self, earlier: EpisodeStats) -> EpisodeStats:
         """Returns what happened in these steps and in earlier ones."""
-        return Tally(
+        return EpisodeStats(
             earlier.frames + self.frames,
             earlier.episodes + self.episodes,
             earlier.returns + self.returns,
@@ -74,7 +74,7 @@ class Played(NamedTuple):
 
     step_type: Array  # int32
     reward: Array  # float32
-    bad: Array  # uint8, as in `Tally`
+    bad: Array  # uint8, as in `EpisodeStats`
 
 
 class Acted(NamedTuple):
@@ -124,21 +124,21 @@ class Actors:
         """Returns the agent's state at the start of a run, ``[B, ...]``."""
         return with_env_ids(self.agent.initial_state(self.num_envs), np.arange(self.num_envs))
 
-    def tally(self) -> Tally:
+    def tally(self) -> EpisodeStats:
         """Returns a tally of nothing."""
         return no_tally(self.num_envs)
 
-    def total(self, tally: Tally) -> Tally:
+    def total(self, tally: EpisodeStats) -> EpisodeStats:
         """Returns the sums of a tally, for a `Report`."""
         return tally.total()
 
-    def frames(self, total: Tally) -> Array:
+    def frames(self, total: EpisodeStats) -> Array:
         """Returns the frames in sums that count towards a budget, [] int32."""
         return total.frames
 
     def step(
-        self, params: Params, version: Array, acting: Acting, tally: Tally
-    ) -> tuple[Acting, Tally, Transition]:
+        self, params: Params, version: Array, acting: Acting, tally: EpisodeStats
+    ) -> tuple[Acting, EpisodeStats, Transition]:
         """Acts once in every environment.
 
         Args:
@@ -235,15 +235,15 @@ class Actors:
         return jax.tree.map(fitted, self.env.spec.action, action)
 
 
-def no_tally(rows: int) -> Tally:
+def no_tally(rows: int) -> EpisodeStats:
     """Returns a tally of nothing, for this number of environments."""
     none, zeros = jnp.zeros(rows, jnp.int32), jnp.zeros(rows)
-    return Tally(none, none, zeros, zeros, jnp.zeros(rows, jnp.uint8), none)
+    return EpisodeStats(none, none, zeros, zeros, jnp.zeros(rows, jnp.uint8), none)
 
 
 def account(
     timestep: TimeStep, returns: Array, lengths: Array, bad: Array, none: Array
-) -> tuple[Array, Array, Tally]:
+) -> tuple[Array, Array, EpisodeStats]:
     """Counts one step of every environment.
 
     Args:
@@ -260,7 +260,7 @@ def account(
     returns, lengths = returns + timestep.reward, lengths + follows
     # Sums over the environments wait for the end of the iteration: in each step of a small
     # batch, they would take a noticeable part of the time.
-    stepped = Tally(
+    stepped = EpisodeStats(
         follows,
         last.astype(jnp.int32),
         jnp.where(last, returns, 0.0),

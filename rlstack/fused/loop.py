@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from rlstack.agent import Agent
 from rlstack.configs.replay import ReplayConfig
-from rlstack.fused.acting import Actors, Tally, strongly_typed
+from rlstack.fused.acting import Actors, EpisodeStats, strongly_typed
 from rlstack.fused.devices import WHOLE, Devices
 from rlstack.fused.learning import Updater, Updates
 from rlstack.fused.queue import Queue
@@ -42,7 +42,7 @@ class Report(NamedTuple):
     """What happened in a call."""
 
     iterations: Array  # [] int32
-    tally: Tally  # the total
+    tally: EpisodeStats  # the total
     updates: Updates
 
 

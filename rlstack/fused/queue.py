@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlstack.configs.replay import ReplayConfig
-from rlstack.fused.acting import Acting, Actors, Tally
+from rlstack.fused.acting import Acting, Actors, EpisodeStats
 from rlstack.fused.learning import Learning, Updater, Updates
 from rlstack.types import Array, Batch, PRNGKey, PyTree, Transition
 
@@ -111,10 +111,10 @@ class Queue(_Unrolls):
         learning: Learning,
         acting: Acting,
         last: Transition,
-        tally: Tally,
+        tally: EpisodeStats,
         updates: Updates,
         most: Array,
-    ) -> tuple[Learning, Acting, Transition, Tally, Updates]:
+    ) -> tuple[Learning, Acting, Transition, EpisodeStats, Updates]:
         """Acts for one batch, or for one unroll if it has several, and learns from it.
 
         Args:

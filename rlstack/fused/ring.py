@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from rlstack.configs.replay import ReplayConfig
-from rlstack.fused.acting import Acting, Actors, Tally
+from rlstack.fused.acting import Acting, Actors, EpisodeStats
 from rlstack.fused.learning import Learning, Updater, Updates
 from rlstack.fused.packed import PackedSteps
 from rlstack.fused.sum_tree import SumTree, scaled
@@ -150,10 +150,10 @@ class Ring:
         learning: Learning,
         acting: Acting,
         ring: RingState,
-        tally: Tally,
+        tally: EpisodeStats,
         updates: Updates,
         most: Array,
-    ) -> tuple[Learning, Acting, RingState, Tally, Updates]:
+    ) -> tuple[Learning, Acting, RingState, EpisodeStats, Updates]:
         """Acts, then learns as often as the rules allow; see `rlstack.fused.queue.Queue`."""
 
         def act(_: Any, carry: Any) -> Any:

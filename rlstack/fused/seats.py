@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlstack.fused.acting import Acted, Actors, Tally, account, faults, no_choice, no_tally
+from rlstack.fused.acting import Acted, Actors, EpisodeStats, account, faults, no_choice, no_tally
 from rlstack.fused.history import HistoryActors
 from rlstack.jax_envs.environment import BatchedEnv, BatchState
 from rlstack.specs.masks import without_choice
@@ -134,11 +134,11 @@ class SetActors:
         }
         return fresh._replace(agent=agent)
 
-    def tally(self) -> Tally:
+    def tally(self) -> EpisodeStats:
         """Returns a tally of nothing: of each place, and the last two fields of each row."""
         return no_tally(self.num_envs)
 
-    def total(self, tally: Tally) -> Tally:
+    def total(self, tally: EpisodeStats) -> EpisodeStats:
         """Returns the sums of each policy, ``[policies]``; the last two fields stay ``[B]``."""
 
         def sums(x: Array) -> Array:
@@ -146,7 +146,7 @@ class SetActors:
 
         return tally.numbers(sums)
 
-    def frames(self, total: Tally) -> Array:
+    def frames(self, total: EpisodeStats) -> Array:
         """Returns the frames in sums that count towards a budget, [] int32."""
         return jnp.where(self._counted, total.frames, 0).sum()
 
@@ -155,8 +155,8 @@ class SetActors:
         params: Mapping[str, Params],
         version: Mapping[str, Array],
         acting: SetActing,
-        tally: Tally,
-    ) -> tuple[SetActing, Tally, dict[str, Transition]]:
+        tally: EpisodeStats,
+    ) -> tuple[SetActing, EpisodeStats, dict[str, Transition]]:
         """Acts once with every policy; then all environments step.
 
         Args:

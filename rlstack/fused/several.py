@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from rlstack.agent import Agent
 from rlstack.configs.replay import ReplayConfig
-from rlstack.fused.acting import Actors, Tally
+from rlstack.fused.acting import Actors, EpisodeStats
 from rlstack.fused.devices import Devices
 from rlstack.fused.learning import Learning, Updater, Updates
 from rlstack.fused.loop import NO_LIMIT, CompiledLoop, FusedLoop, Limits, LoopState, Report
@@ -105,10 +105,10 @@ class SetReplay:
         learning: Mapping[str, Learning],
         acting: SetActing,
         replay: ByName,
-        tally: Tally,
+        tally: EpisodeStats,
         updates: Mapping[str, Updates],
         most: Array,
-    ) -> tuple[ByName, SetActing, ByName, Tally, ByName]:
+    ) -> tuple[ByName, SetActing, ByName, EpisodeStats, ByName]:
         """Acts, then learns with each policy; see `rlstack.fused.queue.Queue.iterate`."""
 
         def act(_: Any, carry: Any) -> Any:
@@ -136,7 +136,9 @@ class SetReplay:
         good, most = jnp.ones((), bool), jnp.asarray(NO_LIMIT, jnp.int32)
         return acting, self._taken(learning, replay, steps, good, most)
 
-    def _step(self, learning: Mapping[str, Learning], acting: SetActing, tally: Tally) -> Any:
+    def _step(
+        self, learning: Mapping[str, Learning], acting: SetActing, tally: EpisodeStats
+    ) -> Any:
         params = {name: one.params for name, one in learning.items()}
         version = {name: one.version for name, one in learning.items()}
         return self._actors.step(params, version, acting, tally)

@@ -16,7 +16,7 @@ from rlstack.programs.config.experiment import EnvConfig, Experiment
 from rlstack.programs.config.presets import preset
 from rlstack.programs.program.base import RUNNING, SAVING
 from rlstack.programs.program.evaluator import EvaluatorNode
-from rlstack.programs.run import books, train
+from rlstack.programs.run import run_session, train
 from rlstack.programs.session.callbacks import Callback
 from rlstack.replay import ReplayConfig
 from tests.programs.running import metrics, params, same
@@ -152,7 +152,7 @@ def catch(topology, period):
 @pytest.mark.chosen
 @pytest.mark.parametrize("topology", ["single_process", "fused"])
 def test_evaluations_come_by_default_and_change_nothing(tmp_path, monkeypatch, topology):
-    monkeypatch.setattr(books, "_SHARE", 10.0)  # also on a busy machine
+    monkeypatch.setattr(run_session, "_SHARE", 10.0)  # also on a busy machine
     seen = Seen()
     for period in ("auto", "off"):
         called = [seen] if period == "auto" else []

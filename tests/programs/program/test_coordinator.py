@@ -207,10 +207,10 @@ def test_the_phases_come_in_order_and_the_result_is_filed(desk):
     desk.coordinator.saved()
     assert desk.report("evaluator")["phase"] == JUDGING
     # A late result of an earlier evaluation does not end the program.
-    desk.coordinator.judged(800, np.array([5.0]), np.array([5]), last=False)
+    desk.coordinator.evaluated(800, np.array([5.0]), np.array([5]), last=False)
     assert desk.report("evaluator")["phase"] == JUDGING
     assert not desk.coordinator.wait_until_over(0.0)
-    desk.coordinator.judged(1004, np.array([10.0, 30.0]), np.array([10, 30]), last=True)
+    desk.coordinator.evaluated(1004, np.array([10.0, 30.0]), np.array([10, 30]), last=True)
     assert desk.report("evaluator")["phase"] == OVER
     assert desk.coordinator.wait_until_over(0.0)
     result = json.loads(desk.directory.result.read_text())
@@ -282,7 +282,7 @@ def test_the_result_adds_up_the_time_of_all_commands_of_a_run(tmp_path):
     assert (answer["env_frames"], answer["timed_frames"]) == (1000, 1000)
     assert 50.0 < answer["train_seconds"] < 60.0
     desk.coordinator.saved()
-    desk.coordinator.judged(1000, np.array([5.0]), np.array([5]), last=True)
+    desk.coordinator.evaluated(1000, np.array([5.0]), np.array([5]), last=True)
     result = json.loads(desk.directory.result.read_text())
     assert 50.0 < result["wall_seconds"] < 60.0
     assert result["frames_per_second"] == pytest.approx(1000 / result["wall_seconds"])
@@ -302,7 +302,7 @@ def test_it_waits_for_nodes_that_have_neither_left_nor_heard_of_the_end(desk):
     desk.report(env_frames=1000, ended=1)
     desk.report("actor/1", env_frames=1)
     desk.coordinator.saved()
-    desk.coordinator.judged(1000, np.array([5.0]), np.array([5]), last=True)
+    desk.coordinator.evaluated(1000, np.array([5.0]), np.array([5]), last=True)
     assert not desk.coordinator.wait_until_left(0)
     assert desk.report("learner")["phase"] == OVER
     assert not desk.coordinator.wait_until_left(0)
@@ -367,6 +367,6 @@ def test_a_repeated_announcement_of_the_last_checkpoint_changes_nothing(desk):
     desk.report("learner", learner_steps=1)
     desk.report(env_frames=1004)
     desk.coordinator.saved()
-    desk.coordinator.judged(1004, np.array([10.0]), np.array([10]), last=True)
+    desk.coordinator.evaluated(1004, np.array([10.0]), np.array([10]), last=True)
     desk.coordinator.saved()
     assert desk.report("learner")["phase"] == OVER

@@ -24,7 +24,7 @@ class Coordinator:
     def report(self, *_):
         return {"phase": JUDGING, "env_frames": 7, "checkpoints": 0, "evaluations": 0}
 
-    def judged(self, env_frames, returns, lengths, last, opponents, cut, metrics):
+    def evaluated(self, env_frames, returns, lengths, last, opponents, cut, metrics):
         self.judgements.append((env_frames, len(returns), len(lengths), last, metrics))
 
 

@@ -47,7 +47,7 @@ class Learning(Protocol):
 
 
 class Run(Protocol):
-    """A run in this process, as its books see it.
+    """A run in this process, as `RunSession` sees it.
 
     Attributes:
       experiment: what runs.
@@ -103,7 +103,7 @@ class Loop(Run, Protocol):
         """Ends what the run has started, such as processes of environments."""
 
 
-class Books:
+class RunSession:
     """What a run leaves behind while its loop trains: logs, evaluations, checkpoints, the result.
 
     Attributes:
@@ -135,7 +135,7 @@ class Books:
         self._listener = display.listener
         self._saving = threading.Lock()
         self._first = loop.learner.version
-        self._judged: dict[int, Evaluation] = {}  # the newest evaluation, by its frames
+        self._evaluated: dict[int, Evaluation] = {}  # the newest evaluation, by its frames
         self._best = BestCheckpoint(directory)
         self._videos = TrainingVideos(experiment, directory, display.write_line)
         self._logger = logger
@@ -169,9 +169,9 @@ class Books:
     def result(self) -> Result:
         """Evaluates, unless these params were evaluated when it was due; call it after `end`."""
         loop = self._loop
-        if loop.env_frames not in self._judged:
+        if loop.env_frames not in self._evaluated:
             self._evaluate(loop.env_frames)
-        found = self._judged[loop.env_frames]
+        found = self._evaluated[loop.env_frames]
         several: dict[str, Any] = getattr(
             loop, "by_policy", dict
         )()  # of a loop of several policies
@@ -251,7 +251,7 @@ class Books:
             self._display.write_activity("")
         self._best.offer(frames, self._loop.learner.params, found)
         self._take(frames, found, video)
-        self._judged = {frames: found}
+        self._evaluated = {frames: found}
 
     def _evaluate_briefly(self, frames: int) -> None:
         """Evaluates if the allowance suffices; the result of the run is not from here."""
@@ -275,7 +275,7 @@ class Books:
             self._display.write_activity("")
 
     def _take(self, frames: int, found: Evaluation, video: Path | None) -> None:
-        self.periodic.judged(frames, found)
+        self.periodic.evaluated(frames, found)
         if video is not None:
             self._logger.write_video(frames, video)
 
