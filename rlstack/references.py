@@ -6,13 +6,12 @@ import difflib
 import importlib
 import importlib.util
 import inspect
-import pickle
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from rlstack.checks import WrongKindError
 
@@ -66,16 +65,6 @@ def import_named(module: str) -> ModuleType:
       ImportError: there is no such module, or it cannot be imported.
     """
     return importlib.import_module(renamed(module))
-
-
-def unpickled(file: IO[bytes]) -> Any:
-    """Returns the object of a pickle that this or an older version of the stack wrote."""
-    return _Unpickler(file).load()
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        return super().find_class(renamed(module), name)
 
 
 def load_object(reference: str) -> Any:

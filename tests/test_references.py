@@ -1,6 +1,5 @@
 """Modules of the stack by the names that files of older versions have, and what hides them."""
 
-import io
 import pickle
 import sys
 from pathlib import Path
@@ -12,7 +11,8 @@ from rlstack.agents.sac import SACParams
 from rlstack.envs.factory import resolve
 from rlstack.programs.config import own_modules
 from rlstack.programs.config.experiment import Experiment
-from rlstack.references import import_named, load_object, renamed, unpickled
+from rlstack.programs.session import failed_update
+from rlstack.references import import_named, load_object, renamed
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -45,12 +45,14 @@ def test_configs_of_older_versions_find_their_objects():
         load_object("agents.ppo:PPOO")
 
 
-def test_pickles_of_older_versions_are_read():
-    params = SACParams(1, 2, 3)
-    text = pickle.dumps(params, protocol=2)  # with names as lines
+def test_failed_updates_of_older_versions_are_read(tmp_path):
+    saved = {"params": SACParams(1, 2, 3)}
+    text = pickle.dumps(saved, protocol=2)  # with names as lines
     assert text.count(b"crlstack.agents.sac\n") == 1
-    old = text.replace(b"crlstack.agents.sac\n", b"cagents.sac\n")
-    assert unpickled(io.BytesIO(old)) == unpickled(io.BytesIO(text)) == params
+    file = tmp_path / "update.pkl"
+    for written in (text, text.replace(b"crlstack.agents.sac\n", b"cagents.sac\n")):
+        file.write_bytes(written)
+        assert failed_update.load(tmp_path) == saved
 
 
 def test_a_package_of_the_users_own_may_have_the_old_name(tmp_path, monkeypatch):

@@ -56,8 +56,9 @@ def replay_bytes(experiment: Experiment, spec: Transition, runs: int = 1) -> int
       ValueError: the machine has less memory than that.
     """
     stored, num_envs = Stored.of(experiment, spec), experiment.total_envs
-    in_shared_memory = experiment.topology in ("heavy_env", "light_env")
-    is_served = experiment.topology == "distributed" and experiment.replay.chosen_service == "table"
+    layout = experiment.layout
+    in_shared_memory = layout.has_nodes and not layout.has_replay_node
+    is_served = layout.has_replay_node and experiment.replay.chosen_service == "table"
     if in_shared_memory or is_served:
         from rlstack.replay.shared_memory.block import FOLDER
         from rlstack.replay.shared_memory.steps import total_bytes

@@ -71,7 +71,7 @@ def configure_runs(experiments: Sequence[Experiment]) -> None:
     names = "XLA_FLAGS", POOL_SIZE
     before = {name: os.environ[name] for name in names if name in os.environ}
     one = experiments[0]
-    single_thread = one.topology == "fused" and suits_one_thread(experiments)
+    single_thread = one.layout.is_compiled and suits_one_thread(experiments)
     configure(convolutions=not one.older_runtime, single_thread=single_thread)
     jax.devices()  # makes the client, which reads the variables
     for name in names:

@@ -1,6 +1,6 @@
 """What each feature of rlstack needs, for `rlstack doctor`.
 
-A new topology adds a line to `TOPOLOGIES`, and a new choice of an option a line to `CHOICES`.
+A new choice of an option adds a line to `CHOICES`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlstack.imports import versions
+from rlstack.programs.config.layouts import LAYOUTS
 
 # What each topology needs in addition to what a single process needs.
-TOPOLOGIES: dict[str, tuple[str, ...]] = {
-    "single_process": (),
-    "fused": (),
-    "heavy_env": (),
-    "light_env": (),
-    "distributed": (),
-}
+TOPOLOGIES: dict[str, tuple[str, ...]] = dict.fromkeys(LAYOUTS, ())
 
 
 class Choice(NamedTuple):

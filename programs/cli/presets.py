@@ -6,8 +6,8 @@ import dataclasses
 
 from rlstack.programs.cli.options import UsageError, parse
 from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.config.layouts import LAYOUTS, Topology
 from rlstack.programs.config.presets import PRESETS, describe, preset
-from rlstack.programs.config.program_config import Topology
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +47,10 @@ def _matches(experiment: Experiment, chosen: _PresetsOptions) -> bool:
     return (
         chosen.agent.lower() in agent.lower()
         and chosen.env.lower() in experiment.env.name.lower()
-        and (chosen.topology != "fused" or experiment.env.type == "jax")
+        and (
+            chosen.topology is None
+            or not LAYOUTS[chosen.topology].is_compiled
+            or experiment.env.type == "jax"
+        )
         and (chosen.max_frames is None or experiment.frames <= chosen.max_frames)
     )

@@ -25,8 +25,9 @@ from rlstack.configs.normalisation import NormalisationConfig
 from rlstack.configs.replay import NO_FACTORY, ReplayConfig
 from rlstack.programs.config import fused_config, member_config, own_modules, program_config
 from rlstack.programs.config.env_config import EnvConfig
+from rlstack.programs.config.layouts import LAYOUTS, Layout, Topology
 from rlstack.programs.config.member_config import AgentConfig, MemberConfig, is_fixed
-from rlstack.programs.config.program_config import IN_ONE_PROCESS, ProgramConfig, Topology
+from rlstack.programs.config.program_config import ProgramConfig
 from rlstack.programs.config.stop_config import StopConfig
 from rlstack.references import Hook
 
@@ -176,9 +177,9 @@ class Experiment(Checked):
                 )
         if self.policies:
             self._check_policies()
-        if self.topology == "fused" and not self.data and not self.policies:
+        if self.layout.is_compiled and not self.data and not self.policies:
             fused_config.check(self.env, self.replay, self.learner, self.step_processor)
-        fits = not self.data or self.topology == "single_process"
+        fits = not self.data or self.layout == Layout()
         self.require("topology", fits, "single_process with data, because there are no actors")
         self.require("seed", 0 <= self.seed < 2**31, "in [0, 2^31)")
         if self.network_factory and self.network.dtype != "float32":
@@ -237,7 +238,7 @@ class Experiment(Checked):
                 raise ValueError(f"policies.{name}: {error}") from error
             if not member.is_frozen and not is_fixed(own.agent):
                 learning.append((name, own.replay, own.learner))
-        if self.topology == "fused":
+        if self.layout.is_compiled:
             fused_config.check_several(self.env, self.step_processor, learning)
 
     def of_policy(self, name: str) -> Experiment:
@@ -250,7 +251,7 @@ class Experiment(Checked):
         own = {field.name for field in dataclasses.fields(self)}
         given = {field.name: getattr(member, field.name) for field in dataclasses.fields(member)}
         changed = {k: v for k, v in given.items() if k in own and v is not None}
-        if self.topology == "fused":
+        if self.layout.is_compiled:
             changed["topology"] = "single_process"
         return dataclasses.replace(self, policies={}, **changed)
 
@@ -267,11 +268,11 @@ class Experiment(Checked):
         """
         if self.policies:
             every = all(self.of_policy(name).older_runtime for name in self.policies)
-            return every and self.topology != "fused"
+            return every and not self.layout.is_compiled
         entry = AGENTS.get(type(self.agent))
         network = self.network
         small = not (self.may_convolve or network.dropout or network.dtype != "float32")
-        small = small and self.topology != "fused"
+        small = small and not self.layout.is_compiled
         return small and (entry is None or entry.older_runtime)
 
     @property
@@ -282,9 +283,14 @@ class Experiment(Checked):
         return self.evaluator.fixed_period
 
     @property
+    def layout(self) -> Layout:
+        """How the topology divides acting and learning."""
+        return LAYOUTS[self.topology]
+
+    @property
     def in_one_process(self) -> bool:
         """Whether the topology has no nodes."""
-        return self.topology in IN_ONE_PROCESS
+        return not self.layout.has_nodes
 
     @property
     def num_actors(self) -> int:

@@ -14,7 +14,8 @@ from rlstack.configs.network import NetworkConfig
 from rlstack.configs.normalisation import NormalisationConfig
 from rlstack.configs.replay import ReplayConfig
 from rlstack.programs.config import own_modules
-from rlstack.programs.config.program_config import IN_ONE_PROCESS, ProgramConfig
+from rlstack.programs.config.layouts import LAYOUTS
+from rlstack.programs.config.program_config import ProgramConfig
 from rlstack.references import Hook, nearest
 
 # The config of an agent: a dataclass that is registered for one. Its class is known at run time
@@ -146,7 +147,7 @@ def check(
                 "Experiment: policies must have names like Python's, such as left or team_2; "
                 f"got {name!r}."
             )
-    if topology in IN_ONE_PROCESS:
+    if not LAYOUTS[topology].has_nodes:
         return
     replays = [replay, *(member.replay for member in policies.values())]
     in_rounds = any(own and own.min_actors for own in replays)

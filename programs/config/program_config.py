@@ -10,9 +10,7 @@ from typing import Any, Literal
 from rlstack.checks import Checked
 from rlstack.configs.learner import LearnerConfig
 from rlstack.configs.replay import ReplayConfig
-
-Topology = Literal["single_process", "fused", "heavy_env", "light_env", "distributed"]
-IN_ONE_PROCESS = ("single_process", "fused")
+from rlstack.programs.config.layouts import LAYOUTS, Topology
 
 GROUPS = ("coordinator", "replay", "learner", "inferencer", "actor", "evaluator")
 _WITH_LEARNER = ("replay", "coordinator")
@@ -154,7 +152,7 @@ def check(
     Raises:
       ValueError: something is missing; the message says what to change.
     """
-    if program.launch == "ray" and topology != "distributed":
+    if program.launch == "ray" and not LAYOUTS[topology].has_replay_node:
         raise ValueError(
             "Experiment: topology must be distributed with launch ray, because the nodes of other "
             f"topologies share memory; got {topology}. Add --topology distributed."
@@ -177,7 +175,7 @@ def _limits(
 ) -> Iterator[tuple[str, Any, str, str]]:
     """Yields fields that do not fit several learner processes, with value, rule and advice."""
     count, one = learner.processes, "Or use --learner.processes 1."
-    if topology in IN_ONE_PROCESS:
+    if not LAYOUTS[topology].has_nodes:
         rule = "heavy_env, light_env or distributed"
         yield "topology", topology, rule, "--learner.devices needs no processes."
     if policies:
@@ -188,7 +186,7 @@ def _limits(
         yield "program.pacing", program.pacing, "asynchronous", one
     if replay.min_actors:
         yield "replay.min_actors", replay.min_actors, "0", one
-    if topology == "distributed" and replay.chosen_service != "table":
+    if LAYOUTS[topology].has_replay_node and replay.chosen_service != "table":
         yield "replay.service", replay.chosen_service, "table", "Add --replay.service table."
     if learner.prefetch == "on":
         yield "learner.prefetch", learner.prefetch, "auto or off", one

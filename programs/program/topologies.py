@@ -1,10 +1,12 @@
-"""The topologies of several nodes, a row each, and the nodes of their programs with their calls."""
+"""The nodes of a program and their calls, as its topology divides it.
+
+The topologies are rows of `rlstack.programs.config.layouts.LAYOUTS`.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.program.actor import ActorNode
@@ -24,39 +26,19 @@ from rlstack.programs.program.replay import ReverbNode, TableNode, saved_replays
 from rlstack.programs.program.replay_sides import ReverbReplay, SharedMemory
 
 
-class Topology(NamedTuple):
-    """How a program of several nodes is divided.
-
-    has_services: whether actors share inference services; else each actor infers by itself.
-    has_replay_node: whether replay is a service too, for several hosts; else the learner shares
-      its memory with the actors.
-    """
-
-    has_services: bool
-    has_replay_node: bool
-
-
-TOPOLOGIES = {
-    "heavy_env": Topology(has_services=False, has_replay_node=False),
-    "light_env": Topology(has_services=True, has_replay_node=False),
-    "distributed": Topology(has_services=True, has_replay_node=True),
-}
-
-
 def graph_of(setup: Setup) -> Graph:
     """Returns the program of the setup's topology."""
-    name = setup.experiment.topology
     make = multi_policy if setup.experiment.policies else one_policy
-    return make(setup, Graph(name), TOPOLOGIES[name])
+    return make(setup, Graph(setup.experiment.topology))
 
 
-def one_policy(setup: Setup, graph: Graph, topology: Topology) -> Graph:
+def one_policy(setup: Setup, graph: Graph) -> Graph:
     """Adds the nodes of a program that trains one policy, in one or several learner processes."""
     coordinator = graph.service("coordinator", CoordinatorNode, setup)
-    replays = [replay_of(graph, share, topology, coordinator) for share in shards.all_of(setup)]
+    replays = [replay_of(graph, share, coordinator) for share in shards.all_of(setup)]
     learners = _learner_processes(graph, setup, replays, coordinator)
     services: Sequence[Handle | None] = [None]
-    if topology.has_services:
+    if setup.experiment.layout.has_services:
         services = inference_services(graph, setup, learners, coordinator)
     for rank in range(setup.experiment.program.num_actors):
         learner, replay = learners[rank % len(learners)], replays[rank % len(replays)]
@@ -69,19 +51,19 @@ def one_policy(setup: Setup, graph: Graph, topology: Topology) -> Graph:
     return graph
 
 
-def multi_policy(setup: Setup, graph: Graph, topology: Topology) -> Graph:
+def multi_policy(setup: Setup, graph: Graph) -> Graph:
     """Adds the nodes of a program that trains several policies.
 
     Every policy that learns has a learner, a replay and, by the topology, inference services. An
     actor steps whole games and acts in them with all policies.
     """
     coordinator = graph.service("coordinator", CoordinatorNode, setup)
-    replays = {own.policy: replay_of(graph, own, topology, coordinator) for own in setup.learning}
+    replays = {own.policy: replay_of(graph, own, coordinator) for own in setup.learning}
     learners = _learners_of_policies(graph, setup, replays, coordinator)
     services = {
         own.policy: inference_services(graph, own, [learners[own.policy]], coordinator)
         for own in setup.learning
-        if topology.has_services
+        if setup.experiment.layout.has_services
     }
     for rank in range(setup.experiment.program.num_actors):
         its = {name: found[rank % len(found)] for name, found in services.items()}
@@ -121,7 +103,7 @@ def environment(group: str, experiment: Experiment | None = None) -> dict[str, s
     """
     acting = () if experiment is None else experiment.inferencer.devices
     names_devices = experiment is not None and bool(acting or experiment.service.devices)
-    acts_there = bool(acting) and experiment is not None and experiment.topology == "heavy_env"
+    acts_there = bool(acting) and experiment is not None and not experiment.layout.has_services
     if group in _CPU_GROUPS and not (group == "actor" and acts_there):
         return {"JAX_PLATFORMS": "cpu"}
     others = group != "learner" or names_devices or bool(experiment and experiment.policies)
@@ -165,11 +147,9 @@ def _learners_of_policies(
     return {first.policy: leading, **following}
 
 
-def replay_of(
-    graph: Graph, setup: Setup, topology: Topology, coordinator: Handle
-) -> SharedMemory | Handle:
+def replay_of(graph: Graph, setup: Setup, coordinator: Handle) -> SharedMemory | Handle:
     """Returns the replay in shared memory, or adds the node that holds it."""
-    if not topology.has_replay_node:
+    if not setup.experiment.layout.has_replay_node:
         return SharedMemory(setup.experiment, setup.step)
     name = shards.name_of(setup, "replay")
     if setup.experiment.replay.chosen_service == "table":

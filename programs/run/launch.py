@@ -152,7 +152,7 @@ def check_packages(experiment: Experiment) -> None:
     in_reverb = any(replay.chosen_service == "reverb" for replay in replays)
     if (
         in_reverb
-        and experiment.topology == "distributed"
+        and experiment.layout.has_replay_node
         and importlib.util.find_spec("reverb") is None
     ):
         raise ValueError(

@@ -145,7 +145,7 @@ def _bytes(tree: PyTree) -> int:
 
 
 def _is_served(experiment: Experiment) -> bool:
-    return experiment.topology == "distributed"
+    return experiment.layout.has_replay_node
 
 
 def _players(experiment: Experiment) -> str:

@@ -330,11 +330,11 @@ def _make_loop(experiment: Experiment, display: ProgressDisplay) -> Loop:
         from rlstack.programs.run.offline import Offline
 
         return Offline(experiment)
-    if experiment.topology == "fused" and experiment.policies:
+    if experiment.layout.is_compiled and experiment.policies:
         from rlstack.programs.run.fused_set import FusedSet
 
         return FusedSet(experiment, display.phase)
-    if experiment.topology == "fused":
+    if experiment.layout.is_compiled:
         from rlstack.programs.run.fused import Fused
 
         return Fused(experiment, display.phase)

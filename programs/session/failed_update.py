@@ -6,11 +6,11 @@ import contextlib
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from rlstack.learning.learner import NonFiniteError
 from rlstack.programs.session.run_dir import RunDir
-from rlstack.references import unpickled
+from rlstack.references import renamed
 
 _FILE = "update.pkl"
 
@@ -67,4 +67,11 @@ def check(dump_dir: Path) -> None:
 def load(dump_dir: Path) -> dict[str, object]:
     """Returns the inputs of the update: ``params``, ``learner_state`` and ``batch``, in numpy."""
     with open(dump_dir / _FILE, "rb") as file:
-        return unpickled(file)
+        return _Unpickler(file).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads what this or an older version of the stack has written."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return super().find_class(renamed(module), name)

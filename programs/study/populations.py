@@ -160,7 +160,7 @@ def _train(
 
 def _may_share_a_program(population: Population) -> bool:
     base = population.base
-    if base.topology != "fused" or base.learner.devices:
+    if not base.layout.is_compiled or base.learner.devices:
         return False
     return all(
         loops.can_trace(base, name, _ends(space) if isinstance(space, Range) else space.values)

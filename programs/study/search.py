@@ -223,7 +223,7 @@ class _Running:
         # Runs that train together are evaluated together. Otherwise the first seed decides, because
         # the others have not begun.
         base = run_set.base
-        together = base.topology == "fused" and not base.data and not base.policies
+        together = base.layout.is_compiled and not base.data and not base.policies
         self._metrics = [_Metrics(path) for path in (self.paths if together else self.paths[:1])]
         self._seen = 0
 

@@ -251,7 +251,7 @@ def _groups(
 ) -> Iterator[tuple[list[Member], list[str]]]:
     """Yields the runs that one program trains, and the options that it traces."""
     base = run_set.base
-    alone = base.topology != "fused" or base.data or base.learner.devices or base.policies
+    alone = not base.layout.is_compiled or base.data or base.learner.devices or base.policies
     if alone or len(members) == 1:
         yield from (([member], []) for member in members)
         return

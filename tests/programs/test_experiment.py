@@ -2,6 +2,7 @@ import dataclasses
 import json
 import math
 import re
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from rlstack.programs.build.agent import make_agent
 from rlstack.programs.build.environments import make_env
 from rlstack.programs.config.encoding import from_json, to_json
 from rlstack.programs.config.experiment import EnvConfig, Experiment
+from rlstack.programs.config.layouts import LAYOUTS, Topology
 from rlstack.programs.config.presets import PRESETS, describe, preset
 from rlstack.programs.config.stop_config import StopConfig
 from rlstack.programs.session.run_config import read_config
@@ -189,3 +191,7 @@ def test_a_config_with_a_number_of_devices_names_the_first_ones():
         del tree["learner"]["devices"]
         tree["learner"]["num_devices"] = count
         assert from_json(json.dumps(tree)).learner.devices == devices
+
+
+def test_every_topology_has_a_layout():
+    assert set(LAYOUTS) == set(get_args(Topology))

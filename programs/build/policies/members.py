@@ -95,7 +95,7 @@ def divide(experiment: Experiment) -> Division:
         rows = games * len(seats[name])
         env = dataclasses.replace(cfg, num_envs=rows)
         own = dataclasses.replace(own, env=env, seed=seed)
-        if kind == "learning" and experiment.topology == "fused":
+        if kind == "learning" and experiment.layout.is_compiled:
             own = _in_fused(own, name)
         members[name] = Member(name, kind, member, seats[name], own)
     division = Division(names, members)

@@ -20,12 +20,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from rlstack.programs.config.layouts import LAYOUTS, Layout
 from rlstack.programs.program import supervisor
 from rlstack.programs.program.launch import compiled
 from rlstack.programs.session import module_path, timing
 
 LOCAL = module_path.code_of("rlstack.programs.program.launch.local")
-_OF_SEVERAL_NODES = ("heavy_env", "light_env", "distributed")
 _WITHOUT_A_LAUNCHER = ("-h", "--help", "--dry-run", "--jobs")
 _PIPE_BYTES = 2**20  # the most of a program that is sent while the launcher still imports
 
@@ -48,7 +48,8 @@ def is_needed(args: Sequence[str]) -> bool:
     given |= dict(zip(args, [*args[1:], ""], strict=True))
     launch = given.get("--launch", given.get("--program.launch", "processes"))
     here = not any(option in given for option in _WITHOUT_A_LAUNCHER)
-    return here and given.get("--topology") in _OF_SEVERAL_NODES and launch == "processes"
+    layout = LAYOUTS.get(given.get("--topology", ""), Layout())
+    return here and layout.has_nodes and launch == "processes"
 
 
 @contextlib.contextmanager
