@@ -106,18 +106,18 @@ class DDPG(DeterministicAgent):
         taken = self.critic_values(params.critics, timestep, self.bounds.to_unit(transition.action))
         # An item that begins at the last step of an episode has no transition to learn from.
         td_errors = jnp.where(transition.valid[:, None], target[:, None] - taken, 0.0)
-        critic_loss = (batch.weights * 0.5 * jnp.square(td_errors).sum(-1)).mean()
+        critic_loss = jnp.mean(batch.weights * 0.5 * jnp.square(td_errors).sum(-1))
 
         fixed = jax.lax.stop_gradient(evaluating(params.critics))
         action = self.policy_action(params.policy, timestep)
         value = self.critic_values(fixed, timestep, action).min(1)
         policy_loss = -jnp.where(transition.valid, value, 0.0).mean()
         loss, errors = critic_loss + policy_loss, jnp.abs(td_errors).mean(-1)
-        logs = {
+        logs: Logs = {
             "loss": loss,
             "critic_loss": critic_loss,
             "policy_loss": policy_loss,
-            "value": taken.mean(),
+            "value": jnp.mean(taken),
             "td_error": errors.mean(),
         }
         return loss, (logs, errors)

@@ -209,13 +209,13 @@ class R2D2(TargetNetworkAgent):
         chosen = jnp.take_along_axis(values[:-1], action[..., None], axis=-1)[..., 0]
         valid = ~learned.timestep.first()[1:]  # LAST -> FIRST is no transition
         td_error = jnp.where(valid, targets - chosen, 0.0)
-        loss = (batch.weights * 0.5 * jnp.square(td_error).sum(axis=0)).mean()
+        loss = jnp.mean(batch.weights * 0.5 * jnp.square(td_error).sum(axis=0))
         priorities = self.priorities(td_error, valid)
-        logs = {
+        logs: Logs = {
             "loss": loss,
-            "value": chosen.mean(),
+            "value": jnp.mean(chosen),
             "td_error": jnp.abs(td_error).mean(),
-            "priority": priorities.mean(),
+            "priority": jnp.mean(priorities),
         }
         return loss, (logs, priorities)
 

@@ -182,7 +182,7 @@ class SAC(PolicyAndCriticsAgent):
         target = transition.reward + transition.discount * (value + temperature * entropy)
         taken = self._values_taken(params.critics, transition)
         td_errors = jnp.where(valid[:, None], target[:, None] - taken, 0.0)
-        critic_loss = (batch.weights * 0.5 * jnp.square(td_errors).sum(-1)).mean()
+        critic_loss = jnp.mean(batch.weights * 0.5 * jnp.square(td_errors).sum(-1))
 
         value, entropy = self._expect(now_key, params.policy, fixed.critics, transition.timestep)
         policy_loss = -jnp.where(valid, value + temperature * entropy, 0.0).mean()
@@ -191,13 +191,13 @@ class SAC(PolicyAndCriticsAgent):
             surplus = jax.lax.stop_gradient(entropy) - self._target_entropy(transition.timestep)
             loss += (jnp.exp(params.log_temperature) * jnp.where(valid, surplus, 0.0)).mean()
         errors = jnp.abs(td_errors).mean(-1)
-        logs = {
+        logs: Logs = {
             "loss": loss,
             "critic_loss": critic_loss,
             "policy_loss": policy_loss,
-            "value": taken.mean(),
+            "value": jnp.mean(taken),
             "td_error": errors.mean(),
-            "entropy": entropy.mean(),
+            "entropy": jnp.mean(entropy),
             "temperature": temperature,
         }
         return loss, (logs, errors)

@@ -129,9 +129,9 @@ class TD3(DeterministicAgent):
         taken = self.critic_values(critics, transition.timestep, action)
         # An item that begins at the last step of an episode has no transition to learn from.
         td_errors = jnp.where(transition.valid[:, None], target[:, None] - taken, 0.0)
-        loss = (batch.weights * 0.5 * jnp.square(td_errors).sum(-1)).mean()
+        loss = jnp.mean(batch.weights * 0.5 * jnp.square(td_errors).sum(-1))
         errors = jnp.abs(td_errors).mean(-1)
-        return loss, ({"loss": loss, "value": taken.mean(), "td_error": errors.mean()}, errors)
+        return loss, ({"loss": loss, "value": jnp.mean(taken), "td_error": errors.mean()}, errors)
 
     def policy_loss(self, policy: Params, critics: Params, batch: Batch) -> Array:
         """Returns minus the mean value, by the first critic, of the policy's actions."""

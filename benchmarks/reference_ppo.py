@@ -222,7 +222,7 @@ class ReferencePPO:
             return tuple(new), loss
 
         (params, opt_state), losses = jax.lax.scan(body, (params, opt_state), schedule)
-        return params, opt_state, losses.mean()
+        return params, opt_state, jnp.mean(losses)
 
     def _descend_fn(
         self, params: Params, opt_state: optax.OptState, minibatch: Minibatch
@@ -246,7 +246,7 @@ class ReferencePPO:
         policy_loss = -jnp.minimum(ratio * advantage, clipped * advantage)
         value_loss = cfg.value_cost * 0.5 * (value - rows.target) ** 2
         each = policy_loss + value_loss - cfg.entropy_cost * entropy
-        return (weights * each).sum()
+        return jnp.sum(weights * each)
 
 
 def gae(

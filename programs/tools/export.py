@@ -87,7 +87,7 @@ def export(
     batch = None
     if format == "npz":
         named = jax.tree_util.tree_leaves_with_path(policy.params)
-        arrays = {path_name(place): np.asarray(leaf) for place, leaf in named}
+        arrays: dict[str, Any] = {path_name(place): np.asarray(leaf) for place, leaf in named}
         description["params"] = {k: [str(v.dtype), list(v.shape)] for k, v in arrays.items()}
         buffer = io.BytesIO()
         np.savez(buffer, **arrays)

@@ -137,7 +137,7 @@ def _play(
     # Game 2 p is pair p, and game 2 p + 1 the same pair in the other seats.
     met = np.stack([pairs, pairs[:, ::-1]], axis=1).reshape(-1, _SIDES)
     num_games = len(met)
-    slots = np.zeros((num_games, division.num_seats), np.int64)
+    slots: np.ndarray = np.zeros((num_games, division.num_seats), np.int64)
     for side, member in enumerate(sides):
         slots[:, list(member.seats)] = met[:, side : side + 1]
     slots = slots.ravel()

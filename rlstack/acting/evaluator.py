@@ -64,7 +64,7 @@ def as_logs(evaluation: Evaluation) -> Logs:
     The means of the environments' own numbers are ``evaluator/episode/NAME``. If episodes were cut,
     their number is among the logs.
     """
-    logs: Logs = {"evaluator/episode_return": evaluation.returns.mean()}
+    logs: dict[str, Any] = {"evaluator/episode_return": evaluation.returns.mean()}
     if evaluation.cut:
         logs["evaluator/cut_episodes"] = np.asarray(evaluation.cut)
     for name, mean in by_opponent(evaluation).items():
@@ -252,7 +252,7 @@ class _EpisodeStats:
         # A seat that never joins ends no episode.
         too_long = np.maximum(self._length, self._absent) >= self._max_steps
         for i in np.flatnonzero(over | too_long):
-            if not self._is_cut[i] and self._end(i, cut=not over[i]) and over[i]:
+            if not self._is_cut[i] and self._end(int(i), cut=not over[i]) and over[i]:
                 ended.append(int(i))
             if over[i]:
                 self._return[i] = self._length[i] = 0

@@ -270,8 +270,8 @@ def td_loss(
       weights: importance weights of the items, ``[B]``.
     """
     losses, priorities = (jnp.where(transition.valid, x, 0.0) for x in (losses, priorities))
-    loss = (weights * losses).mean()
-    logs = {"loss": loss, "value": values.mean(), "priority": priorities.mean()}
+    loss = jnp.mean(weights * losses)
+    logs: Logs = {"loss": loss, "value": jnp.mean(values), "priority": jnp.mean(priorities)}
     return loss, (logs, priorities)
 
 

@@ -190,6 +190,7 @@ class SetActors:
         seating, timestep = self._seated(acting.seating, received)
         agent = {name: one.next_state for name, one in acted.items()}
         begins = self._begins(received)[jnp.asarray(self._games)]
+        assert not isinstance(acting.scores, tuple)
         scores = jnp.where(begins, 0.0, acting.scores + timestep.reward)
         agent = self._judged(agent, timestep, scores)
         keys = {name: one.next_key for name, one in acted.items()}

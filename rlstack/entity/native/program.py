@@ -144,7 +144,7 @@ class Program:
         n = len(ids)
         size = _HEAD + n * layout.row_size
         data = np.empty(_PAD + size, np.uint8)
-        view = memoryview(data)[_PAD:]  # type: ignore[arg-type]
+        view = data.data[_PAD:]
         deadline = time.monotonic() + timeout
         try:
             filled = self._fill(view, 5, deadline)

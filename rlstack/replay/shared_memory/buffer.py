@@ -289,8 +289,8 @@ class SharedMemReplayBuffer:
         with self._lock:
             self._check_open("load")
             numbers = self._shared.counters
-            others = np.unique(numbers.pid[(numbers.pid != 0) & (numbers.pid != self._pid)])
-            others = [pid for pid in others.tolist() if start_time(pid) in numbers.start_time]
+            pids = np.unique(numbers.pid[(numbers.pid != 0) & (numbers.pid != self._pid)])
+            others = [pid for pid in pids.tolist() if start_time(pid) in numbers.start_time]
             if others:
                 raise ValueError(
                     f"{NAME}.load: no other process may be writing; got writers in processes "

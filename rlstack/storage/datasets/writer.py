@@ -179,7 +179,7 @@ class DatasetWriter:
         if not self._ended:
             return
         rows = [row for episode in self._ended for row in episode]
-        arrays = {
+        arrays: dict[str, Any] = {
             name: own(np.stack([row[i] for row in rows]).astype(leaf.dtype, copy=False), leaf)
             for i, (name, leaf) in enumerate(self._columns.items())
         }
