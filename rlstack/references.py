@@ -23,8 +23,7 @@ else:
     Hook = str
 
 
-# Names of modules and packages in files of version 0.1, and their names today; the first that fits
-# counts.
+# Names in files of version 0.1, and those of today; the first that fits counts.
 RENAMED = {
     "agents": "rlstack.agents",
     "programs.callbacks": "rlstack.programs.session.callbacks",

@@ -13,7 +13,7 @@ from typing import TextIO
 import rlstack
 from rlstack.checks import ReportedError, no_exits
 from rlstack.programs.cli.options import HelpPrinted, UsageError
-from rlstack.programs.config.experiment import use_modules
+from rlstack.programs.config import own_modules
 from rlstack.programs.session import open_files
 from rlstack.programs.session.display import lasting
 from rlstack.programs.session.signals import Interrupted
@@ -28,7 +28,7 @@ def main(command: str, args: list[str]) -> int:
     try:
         with no_exits(HelpPrinted):
             modules, args = _take_modules(args)
-            use_modules(modules)
+            own_modules.load_all(modules)
             code = run(args, modules) if command in ("train", "sweep") else run(args)
         print(end="", flush=True)
         return code

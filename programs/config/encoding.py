@@ -17,7 +17,8 @@ from rlstack.configs.acting import (
     EvaluationPeriod,
 )
 from rlstack.configs.learner import LearnerConfig
-from rlstack.programs.config.experiment import Experiment, use_modules
+from rlstack.programs.config import own_modules
+from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.config.member_config import AgentConfig, MemberConfig, kind_of_agent
 from rlstack.references import name_of
 
@@ -51,7 +52,7 @@ def from_json(text: str | bytes, where: str | Path = "from_json") -> Experiment:
         tree = _tree(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{wrong}, an object in JSON as a run writes it: {error}") from error
-    use_modules(tree.get("modules", ()))
+    own_modules.load_all(tree.get("modules", ()))
     try:
         return _converter().structure(tree, Experiment)
     except cattrs.BaseValidationError as error:

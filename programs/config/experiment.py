@@ -8,7 +8,7 @@ import functools
 import math
 import operator
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from rlstack.agents import AGENTS
@@ -23,7 +23,7 @@ from rlstack.configs.learner import LearnerConfig
 from rlstack.configs.network import NetworkConfig
 from rlstack.configs.normalisation import NormalisationConfig
 from rlstack.configs.replay import NO_FACTORY, ReplayConfig
-from rlstack.programs.config import fused_config, member_config, own_modules, program_config
+from rlstack.programs.config import fused_config, member_config, program_config
 from rlstack.programs.config.env_config import EnvConfig
 from rlstack.programs.config.layouts import LAYOUTS, Layout, Topology
 from rlstack.programs.config.member_config import AgentConfig, MemberConfig, is_fixed
@@ -32,16 +32,6 @@ from rlstack.programs.config.stop_config import StopConfig
 from rlstack.references import Hook
 
 _TIMES, _LEAST_PERIOD = 10, 5_000  # of automatic evaluations
-
-
-def use_modules(names: Sequence[str]) -> None:
-    """Imports modules with agents and presets of the user's own.
-
-    Raises:
-      ValueError: one of them cannot be imported.
-    """
-    for name in names:
-        own_modules.load(name)
 
 
 @contextlib.contextmanager

@@ -116,12 +116,6 @@ def is_fixed(agent: object) -> bool:
     return entry is not None and not entry.agent.learns
 
 
-def is_offline(agent: object) -> bool:
-    """Whether an agent of this config learns from recorded data only."""
-    entry = AGENTS.get(type(agent))
-    return entry is not None and entry.offline
-
-
 def check(
     policies: Mapping[str, MemberConfig],
     topology: str,

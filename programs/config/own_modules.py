@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+from collections.abc import Iterable
 
 from rlstack.checks import ExitError, no_exits
 from rlstack.references import import_named
@@ -34,6 +35,12 @@ def load(name: str) -> None:
         ) from error
     except (ImportError, ExitError) as error:
         raise ValueError(f"--module {name}: it cannot be imported: {error}.") from error
+
+
+def load_all(names: Iterable[str]) -> None:
+    """Imports modules; see `load`."""
+    for name in names:
+        load(name)
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TextIO
 import jax
 import jax.numpy as jnp
 
+from rlstack.agents import AGENTS
 from rlstack.checks import no_exits
 from rlstack.envs import watch
 from rlstack.programs.build import xla
@@ -22,7 +23,7 @@ from rlstack.programs.build.hooks import check_hooks
 from rlstack.programs.build.restored import require_checkpoint
 from rlstack.programs.config.encoding import to_json
 from rlstack.programs.config.experiment import Experiment
-from rlstack.programs.config.member_config import is_fixed, is_offline
+from rlstack.programs.config.member_config import is_fixed
 from rlstack.programs.pictures.training_videos import check_videos
 from rlstack.programs.run.evaluation import evaluate as evaluate
 from rlstack.programs.run.run_session import Loop, RunSession
@@ -115,7 +116,8 @@ def checked(experiment: Experiment) -> Experiment:
 
 def _resolved(experiment: Experiment) -> Experiment:
     """Returns an experiment whose dataset, opponents and policies have absolute paths."""
-    if experiment.data or is_offline(experiment.agent):
+    entry = AGENTS.get(type(experiment.agent))
+    if experiment.data or (entry is not None and entry.offline):
         from rlstack.programs.run.offline import resolve_dataset
 
         experiment = resolve_dataset(experiment)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from rlstack.configs.acting import EvaluatorConfig
+from rlstack.programs.config import own_modules
 from rlstack.programs.config.encoding import from_json, to_json
-from rlstack.programs.config.experiment import ProgramConfig, use_modules
+from rlstack.programs.config.experiment import ProgramConfig
 from rlstack.programs.config.presets import preset
 from rlstack.programs.run import train
 
@@ -170,7 +171,7 @@ def test_planners_earn_what_the_page_says(environment, rule, actions, stated):
 
 def experiment(name, **changes):
     """A preset of the example, by name."""
-    use_modules(["supply_chain.presets"])
+    own_modules.load_all(["supply_chain.presets"])
     return dataclasses.replace(preset(f"supply-chain-{name}"), **changes)
 
 
