@@ -1,5 +1,6 @@
 """Every page is correct: each block runs as written, and everything that it names exists."""
 
+import ast
 import inspect
 import re
 
@@ -139,6 +140,18 @@ def test_every_path_in_the_text_exists():
     }
     assert len(paths) > 40
     assert {(page, path) for page, path in paths if not (ROOT / path).exists()} == set()
+
+
+def test_what_the_life_of_a_step_names_is_in_a_file_that_it_names():
+    spans = code_spans("docs/life_of_a_step.md")
+    trees = [ast.parse((ROOT / span).read_text()) for span in spans if span.endswith(".py")]
+    kinds = (ast.ClassDef, ast.FunctionDef)
+    known = {node.name for tree in trees for node in tree.body if isinstance(node, kinds)}
+    for node in (node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)):
+        known |= {f"{node.name}.{x.name}" for x in node.body if isinstance(x, ast.FunctionDef)}
+    named = {span for span in spans if re.fullmatch(r"[A-Z]\w*[a-z]\w*(\.\w+)?", span)}
+    assert len(named) > 40
+    assert named <= known
 
 
 def test_the_contract_has_the_signatures_of_the_code():
