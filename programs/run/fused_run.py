@@ -1,11 +1,13 @@
 """One run of a compiled loop: its counters, logs, checkpoints and evaluations.
 
-The topology fused has one such run in a program (`rlstack.programs.run.fused`), and a set of runs
-several (`rlstack.programs.study.together`).
+The topology fused has one such run in a program (`Fused`), and a set of runs several
+(`rlstack.programs.study.together`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TextIO, cast
 
@@ -21,14 +23,16 @@ from rlstack.fused.learning import Learning, Updates
 from rlstack.fused.loop import FusedLoop, LoopState, Report
 from rlstack.fused.ring import RingState
 from rlstack.jax_envs.environment import BatchedEnv
+from rlstack.jax_envs.factory import make_batch
 from rlstack.learning.learner import NonFiniteError, non_finite
+from rlstack.learning.update import in_thread
 from rlstack.networks import in_parts
 from rlstack.programs.build.agent import make_agent
-from rlstack.programs.build.evaluation import evaluate
+from rlstack.programs.build.evaluation import compile_evaluation, evaluate, make_evaluator
 from rlstack.programs.build.replay import announce_replay
 from rlstack.programs.build.seeds import acting_key, role_key
 from rlstack.programs.config.experiment import Experiment
-from rlstack.programs.run.calls import CompiledRun, log_call
+from rlstack.programs.run.calls import Calls, CompiledRun, Phase, log_call
 from rlstack.programs.session.periodic import PeriodicActions
 from rlstack.types import (
     Array,
@@ -288,3 +292,30 @@ class FusedRun(CompiledRun):
     def _keeps(self, state: LoopState) -> bool:
         """Whether checkpoints have the replay: always the step that the next unroll begins with."""
         return self.experiment.checkpoint_replay or not isinstance(state.replay, RingState)
+
+
+class Fused(Calls, FusedRun):
+    """The parts of an experiment whose loop is compiled, and the calls of it."""
+
+    def __init__(self, experiment: Experiment, phase: Phase = contextlib.nullcontext) -> None:
+        """Makes the parts.
+
+        Args:
+          experiment: what to run.
+          phase: called with a text about what may take long, and entered while it lasts.
+
+        Raises:
+          ValueError: the environment is not one in JAX, or the agent does not fit it.
+        """
+        env = make_batch(experiment.env.name, experiment.env.options)
+        parts = make_parts(experiment, env)
+        evaluator = make_evaluator(experiment, env.spec)
+        super().__init__(experiment, parts, evaluator, lambda: parts.loop.log_names)
+        # The loop, its start and the evaluation compile at the same time.
+        shapes = jax.eval_shape(parts.agent.initial_params, self.keys.learner)
+        params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+        evaluating = in_thread(compile_evaluation, experiment, evaluator, params)
+        self.compile(parts.loop, functools.partial(begin, parts), self.keys, phase)
+        self.learner.take(self._state.learning)
+        with phase("compiling the evaluation"):
+            evaluating.result()

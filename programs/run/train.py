@@ -337,7 +337,7 @@ def _make_loop(experiment: Experiment, display: ProgressDisplay) -> Loop:
 
         return FusedSet(experiment, display.phase)
     if experiment.layout.is_compiled:
-        from rlstack.programs.run.fused import Fused
+        from rlstack.programs.run.fused_run import Fused
 
         return Fused(experiment, display.phase)
     if experiment.policies:

@@ -13,7 +13,6 @@ Pure.
 May import: rlstack, rlstack.specs.
 """
 
-from rlstack.distributions.bounds import Bounds, bounds_of
 from rlstack.distributions.continuous import Deterministic, Normal, TanhNormal, tanh_to_bounds
 from rlstack.distributions.discrete import (
     ILLEGAL,
@@ -23,7 +22,13 @@ from rlstack.distributions.discrete import (
     multi_categorical,
 )
 from rlstack.distributions.joint import Distribution, Joint
-from rlstack.distributions.parameters import LOG_STD_RANGE, from_parameters, num_parameters
+from rlstack.distributions.parameters import (
+    LOG_STD_RANGE,
+    Bounds,
+    bounds_of,
+    from_parameters,
+    num_parameters,
+)
 from rlstack.distributions.parts import Parts, parts
 
 __all__ = [

@@ -10,9 +10,9 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,6 @@ from rlstack.devices.placement import Placement
 from rlstack.learning.by_minibatch import CallByMinibatch, DividedCalls
 from rlstack.learning.by_share import can_be_divided
 from rlstack.learning.divided import DividedUpdate
-from rlstack.learning.samples import ReplayReader, SampleLike
 from rlstack.learning.update import OneCall, Update, Updated, in_thread
 from rlstack.networks import in_parts
 from rlstack.random.compiled_quickly import CompiledQuickly
@@ -39,6 +38,32 @@ from rlstack.types import (
     PRNGKey,
     PyTree,
 )
+
+
+class SampleLike(Protocol):
+    """A replay buffer's sample: a batch and the keys of its items."""
+
+    @property
+    def batch(self) -> Batch:
+        """Trajectory ``[T+1, B, ...]`` and weights ``[B]``."""
+
+    @property
+    def keys(self) -> np.ndarray:
+        """The keys of the items in replay, ``[B]`` uint64."""
+
+
+class ReplayReader(Protocol):
+    """The reader's side of a ReplayBuffer."""
+
+    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
+        """Sets new priorities of items."""
+
+    def set_params_version(self, version: int) -> None:
+        """Sets the version of the newest params, which staleness is measured against."""
+
+    def make_dataset(self, stop: Callable[[], bool] | None = None) -> Iterator[SampleLike]:
+        """Yields samples until `stop` returns True or the buffer is closed."""
+
 
 _NO_KEYS = np.zeros(0, np.uint64)
 

@@ -23,8 +23,7 @@ from rlstack.optimizers import OptimizerConfig
 from rlstack.programs.config.experiment import EnvConfig, Experiment, LearnerConfig
 from rlstack.programs.config.fused_config import FusedConfig
 from rlstack.programs.run import train
-from rlstack.programs.run.fused import Fused
-from rlstack.programs.run.fused_run import Keys, begin, make_parts
+from rlstack.programs.run.fused_run import Fused, Keys, begin, make_parts
 from rlstack.programs.session import failed_update
 from rlstack.programs.session.signals import Interrupted
 from rlstack.replay import ReplayConfig

@@ -20,7 +20,7 @@ from rlstack.programs.config.member_config import MemberConfig
 from rlstack.programs.config.presets.registry import on_policy_replay
 from rlstack.programs.config.stop_config import StopConfig
 from rlstack.programs.run import train
-from rlstack.programs.run.fused import Fused
+from rlstack.programs.run.fused_run import Fused
 from rlstack.programs.run.fused_set import FusedSet
 from rlstack.programs.run.multi_policy import SeveralPolicies
 from rlstack.programs.session.result import read_result

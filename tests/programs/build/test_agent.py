@@ -11,8 +11,7 @@ from rlstack.programs.build import opponents
 from rlstack.programs.build.agent import make_agent
 from rlstack.programs.build.environments import environment_spec
 from rlstack.programs.build.evaluation import make_evaluator
-from rlstack.programs.build.policies.evaluation import SetEvaluator
-from rlstack.programs.build.policies.followers import follower
+from rlstack.programs.build.policies.evaluation import SetEvaluator, follower
 from rlstack.programs.build.policies.members import Member, counts_of, divide
 from rlstack.programs.build.policies.player import fixed_agent
 from rlstack.programs.build.policies.policy import load

@@ -13,8 +13,12 @@ from rlstack.programs.config.program_config import ProgramConfig
 from rlstack.programs.config.stop_config import StopConfig
 from rlstack.programs.program.base import ProgramState
 from rlstack.programs.program.coordinator import Coordinator
-from rlstack.programs.program.multi_policy.learner import FollowingLearnerNode, LeadingLearnerNode
-from rlstack.programs.program.multi_policy.parts import Part, PartFiles
+from rlstack.programs.program.multi_policy.learner import (
+    FollowingLearnerNode,
+    LeadingLearnerNode,
+    Part,
+    PartFiles,
+)
 from rlstack.programs.program.multi_policy.versions import CopiedVersions
 from rlstack.programs.program.multi_policy.writer import RenewedWriter
 from rlstack.programs.run.launch import ProgramError

@@ -10,8 +10,14 @@ import pytest
 from rlstack.programs.program.base import OVER, RUNNING, SAVING, ProgramState
 from rlstack.programs.program.coordinator import Coordinator
 from rlstack.programs.program.endings import NodeLostError
-from rlstack.programs.program.multi_policy.learner import FollowingLearnerNode, LeadingLearnerNode
-from rlstack.programs.program.multi_policy.parts import Part, PartFiles, joined, part_of
+from rlstack.programs.program.multi_policy.learner import (
+    FollowingLearnerNode,
+    LeadingLearnerNode,
+    Part,
+    PartFiles,
+    joined,
+    part_of,
+)
 from rlstack.programs.session import timing
 from rlstack.programs.session.progress import Progress
 from rlstack.programs.session.run_dir import RunDir
