@@ -84,13 +84,20 @@ def install(wheel, folder):
     site = folder / "lib" / version / "site-packages"
     (site / "environment.pth").write_text("\n".join(packages))
     python = folder / "bin" / "python"
-    tools = Path(sys.prefix).resolve().parent / ".tools" / "bin"
-    uv = shutil.which("uv", path=f"{os.environ['PATH']}{os.pathsep}{tools}")
-    pip = (uv, "pip", "install", "--python", python)
-    if uv is None:
-        pip = (base, "-m", "pip", "--python", python, "install")
-    call(*pip, "--no-deps", "--no-index", "--quiet", wheel, cwd=folder)
+    pip(python, "install", "--no-deps", "--no-index", wheel)
     return folder / "bin"
+
+
+def pip(python, command, *arguments):
+    """Runs ``pip COMMAND`` for the environment of a Python."""
+    found = Path(sys.prefix).resolve().parent / ".tools" / "bin"
+    uv = shutil.which("uv", path=f"{os.environ['PATH']}{os.pathsep}{found}")
+    words = (uv, "pip", command, "--python", python) if uv else ()
+    if not uv:  # as of the interpreter that made the environment
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        words = (Path(sys.base_prefix) / "bin" / version, "-m", "pip", "--python", python, command)
+        arguments = ("--yes", *arguments) if command == "uninstall" else arguments
+    call(*words, "--quiet", *arguments, cwd=python.parent)
 
 
 @pytest.fixture(scope="module")
@@ -145,3 +152,35 @@ def test_modules_of_the_users_own_train_from_another_directory(rlstack, tmp_path
     result = json.loads((run / "result.json").read_text())
     assert result["env_frames"] >= 600
     assert result["git_commit"] == "unknown"  # not that of a checkout around the environment
+
+
+@pytest.mark.parametrize("first", ["ours", "others"])
+def test_a_package_called_agents_is_installed_beside_it(tmp_path, wheel, first):
+    """In both orders; each works after the other is removed. openai-agents has such a package."""
+    others = tmp_path / "agents_of_others-1.0-py3-none-any.whl"
+    info = "agents_of_others-1.0.dist-info"
+    with zipfile.ZipFile(others, "w") as file:
+        file.writestr("agents/__init__.py", "whose = 'the agents of others'")
+        file.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: agents-of-others\nVersion: 1.0"
+        )
+        file.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any"
+        )
+        file.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in file.namelist()))
+    python = install(wheel if first == "ours" else others, tmp_path / "venv") / "python"
+    site = next((tmp_path / "venv" / "lib").glob("*/site-packages"))
+    pip(python, "install", "--no-deps", "--no-index", others if first == "ours" else wheel)
+    assert {path.name for path in site.iterdir()} >= {"agents", "rlstack"}
+    assert not (site / "programs").exists()
+    both = {
+        "agents-of-others": "import agents; print(agents.whose)",
+        "rlstack": "import rlstack.agents",
+    }
+    for code in both.values():
+        call(python, "-c", code, cwd=tmp_path)
+    removed = "agents-of-others" if first == "ours" else "rlstack"
+    pip(python, "uninstall", removed)
+    (left,) = both.keys() - {removed}
+    call(python, "-c", both[left], cwd=tmp_path)
+    assert not (site / {"rlstack": "rlstack", "agents-of-others": "agents"}[removed]).exists()

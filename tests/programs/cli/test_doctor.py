@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from rlstack.programs.cli import doctor
+from rlstack.programs.__main__ import _how_to_repair
+from rlstack.programs.cli import doctor, features
 from rlstack.programs.cli.doctor import Check
 
 
@@ -118,3 +119,12 @@ def test_shared_memory_that_is_missing_or_small(tmp_path, monkeypatch):
     assert "mount" in missing.detail
     monkeypatch.setattr(doctor, "_SMALL_SHM", 1 << 62)
     assert "--shm-size" in doctor._shm(str(tmp_path)).detail
+
+
+def test_another_package_of_the_stacks_name_is_named(monkeypatch):
+    assert features.owners("numpy") == {"numpy"}
+    assert doctor._names().usable
+    monkeypatch.setattr(features, "owners", lambda _: {"rlstack", "stack-of-others"})
+    check = doctor._names()
+    assert not check.usable and "pip uninstall stack-of-others" in check.detail
+    assert "stack-of-others also installs a package named rlstack" in _how_to_repair()
