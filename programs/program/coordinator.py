@@ -130,6 +130,7 @@ class Coordinator:
             before = known.counts if incarnation == known.incarnation else {}
             if "env_frames" in counts:
                 self._add_frames(node, int(counts["env_frames"] - before.get("env_frames", 0)))
+            self._policies.add_frames(counts, before)
             for name in ("restarts", COUNTER):
                 if more := int(counts.get(f"env_{name}", 0) - before.get(f"env_{name}", 0)):
                     self._env_counts[name] = self._env_counts.get(name, 0) + more

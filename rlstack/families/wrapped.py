@@ -40,6 +40,7 @@ class Wrapped(Agent):
         self.cfg = agent.cfg
         self.obs_spec, self.action_spec = agent.obs_spec, agent.action_spec
         self.network, self.policy = agent.network, agent.policy
+        self.learns, self.has_priorities = agent.learns, agent.has_priorities
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.agent, *self._others)

@@ -13,6 +13,7 @@ from rlstack.checks import WrongKindError, hints_of, is_config
 from rlstack.networks import NetworkConfig
 from rlstack.programs.build.agent import make_agent
 from rlstack.programs.build.environments import make_env
+from rlstack.programs.config import own_modules
 from rlstack.programs.config.encoding import from_json, to_json
 from rlstack.programs.config.experiment import EnvConfig, Experiment
 from rlstack.programs.config.layouts import LAYOUTS, Topology
@@ -195,3 +196,14 @@ def test_a_config_with_a_number_of_devices_names_the_first_ones():
 
 def test_every_topology_has_a_layout():
     assert set(LAYOUTS) == set(get_args(Topology))
+
+
+def test_agents_of_installed_packages_are_looked_for_where_a_config_names_them(monkeypatch):
+    looked = []
+    monkeypatch.setattr(own_modules, "load_entry_points", looked.append)
+    text = to_json(preset("cartpole-ppo"))
+    from_json(text)
+    assert looked == []
+    with pytest.raises(ValueError, match="unknown kind of agent 'OthersConfig'"):
+        from_json(text.replace('"PPOConfig"', '"OthersConfig"'))
+    assert looked == [own_modules.AGENTS]

@@ -83,6 +83,8 @@ def find(name: str) -> Experiment:
 
 def describe(name: str) -> str:
     """Returns a preset's one-line description; "" for an unknown name."""
+    if name not in PRESETS.descriptions():
+        own_modules.load_entry_points(own_modules.PRESETS)
     return PRESETS.descriptions().get(name, "")
 
 

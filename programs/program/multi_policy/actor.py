@@ -29,6 +29,7 @@ from rlstack.programs.program.actor import (
 from rlstack.programs.program.base import RUNNING, CoordinatorClient, Setup
 from rlstack.programs.program.lock_step import ACT, STOP, WAIT
 from rlstack.programs.program.multi_policy.clients import learner_of
+from rlstack.programs.program.multi_policy.policies import FRAMES
 from rlstack.programs.program.multi_policy.versions import CopiedVersions, copied_versions
 from rlstack.programs.program.replay_sides import ProgramReplay
 from rlstack.programs.session import timing
@@ -175,7 +176,9 @@ class SeveralActorNode:
             actor.receive()
         for player in self._histories.values():
             player.watch(self._shared)
-        return sum(actors[name].env_frames for name in self._parts)
+        made = {name: actors[name].env_frames for name in self._parts}
+        self._program.count(**{f"{name}/{FRAMES}": frames for name, frames in made.items()})
+        return sum(made.values())
 
     def _act(self, actors: Mapping[str, Actor]) -> None:
         with self._program.phase("compiling the agents' steps, and acting"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from rlstack.programs.build.policies.members import divide
@@ -10,12 +11,11 @@ from rlstack.programs.program.base import LEARNER, NodeStatus
 from rlstack.programs.program.heartbeat import Silences
 from rlstack.programs.session import timing
 
+FRAMES = "env_frames"  # what an actor reports of each policy, behind its name
+
 
 class Policies:
     """The policies of a program that learn.
-
-    All seats of a game step together, so the frames of the program are those of its policies, in
-    proportion to their rows.
 
     Attributes:
       learners: the names of the learners.
@@ -31,6 +31,7 @@ class Policies:
           ValueError: see `divide`.
         """
         self._rows: dict[str, int] = {}  # of one actor, by the policies that learn; empty for one
+        self._frames: Counter[str] = Counter()  # of each policy, in this command
         self.num_envs, length = experiment.env.num_envs, experiment.replay.unroll_length
         if experiment.policies:
             learning = divide(experiment).learning
@@ -43,6 +44,17 @@ class Policies:
         several = [f"{LEARNER}/{index}" for index in range(processes)] if processes > 1 else []
         self.nodes = frozenset(several or self.learners)
         self._restarts = bool(self._rows) and experiment.program.on_learner_loss == "restart"
+
+    def add_frames(self, counts: Mapping[str, float], before: Mapping[str, float]) -> None:
+        """Adds the frames of each policy between two reports of an actor.
+
+        Args:
+          counts: the totals of the newer report.
+          before: the totals of the report before it, of the same incarnation.
+        """
+        for name in self._rows:
+            total = f"{name}/{FRAMES}"
+            self._frames[name] += int(counts.get(total, 0) - before.get(total, 0))
 
     def learner_of(self, node: str) -> str:
         """Returns the learner of which a node reports the updates."""
@@ -80,13 +92,17 @@ class Policies:
     ) -> dict[str, dict[str, float]]:
         """Returns the counters of each of several policies, for the result.
 
+        The frames of earlier commands are divided in proportion to the rows of the policies. In
+        games whose seats leave, a policy may have made fewer of them.
+
         Args:
-          env_frames: of the program.
+          env_frames: frames of the program, with those of earlier commands.
           learner_steps: updates of each learner, by the name of its node.
         """
+        earlier = max(0, env_frames - self._frames.total())
         return {
             name: {
-                "env_frames": env_frames * rows // self.num_envs,
+                "env_frames": earlier * rows // self.num_envs + self._frames[name],
                 "learner_steps": learner_steps[f"{LEARNER}/{name}"],
             }
             for name, rows in self._rows.items()

@@ -99,7 +99,7 @@ def test_entry_points_add_agents_and_presets(tmp_path):
     done = command("train", "cartpole-own", "--help-all", cwd=tmp_path / "here", path=[site])
     assert done.returncode == 0, done.stderr
     assert "--agent.factor" in done.stdout and "My own experiment." in done.stdout
-    points.write_text("[rlstack.agents]\nmine = no_such_module\n")
+    points.write_text("[rlstack.presets]\nmine = no_such_module\n")
     done = command("list", cwd=tmp_path / "here", path=[site])
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
