@@ -18,7 +18,7 @@ AgentClass = TypeVar("AgentClass", bound="type[Agent]")
 
 
 class Entry(NamedTuple):
-    """What programs need to know about an agent; `register` explains the fields."""
+    """An agent and the properties that programs need; `register` explains the fields."""
 
     agent: type[Agent]
     network: Callable[..., Network | PolicyAndCritic]

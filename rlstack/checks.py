@@ -113,8 +113,9 @@ def place_of(lines: traceback.StackSummary, users: bool = False) -> str:
     """Returns FILE:LINE of the deepest line that the user knows, else of the deepest; "" of none.
 
     Args:
-      lines: of a traceback or a stack; those of the stack and of installed packages are not meant.
-      users: whether other lines do not count at all.
+      lines: the lines of a traceback or a stack. Lines of rlstack, of the standard library and of
+        installed packages are not the user's.
+      users: whether to consider only the user's lines.
     """
     own = [line for line in lines if not any(part in line.filename for part in _OF_OTHERS)]
     last = own[-1:] if users else (own or lines)[-1:]

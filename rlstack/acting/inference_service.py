@@ -42,7 +42,7 @@ class InferenceService:
         """Starts the threads that compute batches and that end overdue requests.
 
         Args:
-          cfg: how requests are collected.
+          cfg: options for collecting requests into batches.
           inferencer: acts; from now on only this service may use it. It calls its source of params
               between batches, so the source should return immediately
               (`rlstack.acting.params.ParamsPuller`).
@@ -143,7 +143,7 @@ class InferenceService:
         """Makes every waiting call raise, and ends the worker after the current batch.
 
         Raises:
-          TimeoutError: that batch does not end within ``timeout`` seconds.
+          TimeoutError: the current batch does not end within ``timeout`` seconds.
         """
         self._ended.set()
         self._queue.close()

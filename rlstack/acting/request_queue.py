@@ -139,7 +139,7 @@ class Clients:
 class Taken(NamedTuple):
     """A batch to act on."""
 
-    requests: list[Request]  # in the order of their environments
+    requests: list[Request]  # sorted by their environments
     to_reset: np.ndarray | None  # [num_envs] bool, environments to reset before acting
 
 

@@ -36,7 +36,7 @@ class Group:
     """This process's membership in a group, which `join` has made.
 
     Attributes:
-      index: of this process.
+      index: the index of this process.
       count: number of processes.
     """
 
@@ -70,11 +70,11 @@ def join(
 
     Args:
       address: "host:port" of process 0, free there.
-      index: of this process.
+      index: the index of this process.
       count: number of processes.
       host: the IPv4 address of this process, at which gloo listens.
       visible: the GPUs of this machine that this process may use; None for all.
-      timeout: in seconds, for all to join.
+      timeout: seconds within which all processes must join.
     """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     devices.compile_collectives_anew()

@@ -36,7 +36,7 @@ class _Leaf(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What a packed share consists of; it is hashable, so jitted functions can depend on it."""
+    """The layout of a packed share. It is hashable, so it can be a static argument of `jax.jit`."""
 
     structure: jax.tree_util.PyTreeDef
     leaves: tuple[_Leaf, ...]
@@ -76,8 +76,8 @@ class Layout(NamedTuple):
         """Returns the joined shares, in a function that JAX traces.
 
         Args:
-          words: those of each share, ``[N, n]`` uint32.
-          octets: their bytes, ``[N, m]`` uint8.
+          words: the words of each share, ``[N, n]`` uint32.
+          octets: the bytes of each share, ``[N, m]`` uint8.
         """
         ends, found = {True: 0, False: 0}, []
         for leaf in self.leaves:

@@ -217,8 +217,8 @@ def check_ids(env_ids: ArrayLike, size: int) -> np.ndarray:
     """Returns ``env_ids`` as a new int32 vector of distinct ids in [0, size).
 
     Raises:
-      TypeError: they are not integers.
-      ValueError: they are not a vector, empty, out of range, or not distinct.
+      TypeError: the ids are not integers.
+      ValueError: the ids are no vector, are empty, are out of range, or repeat.
     """
     ids = np.asarray(env_ids)
     if ids.ndim != 1 or ids.size == 0:
@@ -275,8 +275,8 @@ class StepCheck:
         """Prepares the check.
 
         Args:
-          name: of the environments, in errors.
-          observation_spec: of one observation.
+          name: the name of the environments in errors.
+          observation_spec: the spec of one observation.
           finite: whether NaN and infinity are errors.
         """
         nest = Nest(observation_spec)
@@ -299,7 +299,8 @@ class StepCheck:
         """Checks the rewards and observations ``[B, ...]`` of the environments ``env_ids``.
 
         Raises:
-          EnvError: one of them is NaN or infinite, or outside of its space.
+          EnvError: a reward or observation is NaN or infinite, or an observation is outside its
+            space.
         """
         if self._finite and not _is_finite(timestep.reward):
             raise self._not_finite(env_ids, timestep.reward, "the reward")

@@ -71,7 +71,7 @@ class _WithOpponents(Generic[AnyPool]):
       spec: the spec of the wrapped pool.
       num_envs: number of the learner's seats.
       env_ids: ``[num_envs]`` int32, 0 to num_envs - 1.
-      opponents: for each environment, the name of its opponent.
+      opponents: names of the opponents, one for each environment.
     """
 
     def __init__(

@@ -36,10 +36,10 @@ class Hangs(BaseException):
 
 
 class Limit(NamedTuple):
-    """How long a call may take."""
+    """A time limit for calls."""
 
     seconds: float
-    option: str  # that sets it
+    option: str  # the name of the option that sets the limit
 
 
 class Watch:
@@ -49,15 +49,15 @@ class Watch:
 
     Attributes:
       at: the number of what is called.
-      count: of the calls; the caller increases it before each call.
+      count: the number of calls so far; the caller increases it before each call.
     """
 
     def __init__(self, name: str, kind: str = "Env") -> None:
-        """Watches nothing yet.
+        """Creates a watch; `calls` starts watching.
 
         Args:
-          name: of what is called, for messages.
-          kind: what `at` counts; "" if there is only one.
+          name: the name of the called object, for messages.
+          kind: the kind of object that `at` numbers; "" if there is only one object.
         """
         self.at = self.count = 0
         self._name, self._kind = name, kind
@@ -158,8 +158,8 @@ def line_of(thread: int, users: bool = False) -> str:
     """Returns FILE:LINE of the user's code in which a thread is, or else of its deepest line.
 
     Args:
-      thread: its identifier.
-      users: whether other code than the user's has no line.
+      thread: the thread's identifier.
+      users: whether to return "" if no line is in the user's code.
     """
     frame = sys._current_frames().get(thread)
     return place_of(traceback.extract_stack(frame), users) if frame is not None else ""
@@ -228,7 +228,7 @@ def _look_at_all(elapsed: float) -> None:
 
 
 def _forget_thread() -> None:
-    """In a forked child: the thread has stayed in the parent."""
+    """Resets this module in a forked child, which does not inherit the watching thread."""
     global _thread, _lock
     _thread, _lock = None, threading.Lock()
     for watch in list(_watches):

@@ -299,7 +299,7 @@ def kl_estimate(log_ratios: Array, mask: Array) -> Array:
 
     Args:
       log_ratios: log probability by the learner's policy minus that by the one that acted.
-      mask: where to take the mean.
+      mask: True for the entries that count in the mean.
     """
     x = jnp.minimum(log_ratios, 20.0)
     return masked_mean(jnp.exp(x) - 1 - x, mask)

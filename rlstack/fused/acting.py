@@ -35,10 +35,10 @@ class Acting(NamedTuple):
 
 
 class EpisodeStats(NamedTuple):
-    """What happened in some steps, of each environment; the sums are `total`'s."""
+    """Counts of what happened in some steps, for each environment; `total` sums them."""
 
     frames: Array  # [B] int32
-    episodes: Array  # [B] int32, that ended
+    episodes: Array  # [B] int32, episodes that ended
     returns: Array  # [B] float32, the sum of their returns
     lengths: Array  # [B] float32, the sum of their lengths
     bad: Array  # [B] uint8, the sum of what was wrong: `NOT_FINITE`, `OUTSIDE`
@@ -70,7 +70,7 @@ class EpisodeStats(NamedTuple):
 
 
 class Played(NamedTuple):
-    """What an evaluation counts of one step, ``[B]``, or of several, ``[T, B]``."""
+    """The data that an evaluation needs of one step, ``[B]``, or of several, ``[T, B]``."""
 
     step_type: Array  # int32
     reward: Array  # float32
@@ -78,9 +78,9 @@ class Played(NamedTuple):
 
 
 class Acted(NamedTuple):
-    """What an agent did in one step of some environments."""
+    """The result of acting on one step of some environments."""
 
-    output: PyTree  # [B, ...] of its ``actor_step``
+    output: PyTree  # [B, ...], the output of the agent's ``actor_step``
     state: AgentState  # [B, ...] before the step
     next_state: AgentState  # [B, ...]
     next_key: PRNGKey
@@ -97,7 +97,7 @@ class Actors:
         Args:
           agent: acts by its ``actor_step``.
           env: the environments.
-          num_envs: their number, B.
+          num_envs: number of environments, B.
           check_finite: whether to look for rewards and observations that are not finite.
         """
         self.agent, self.env, self.num_envs = agent, env, num_envs
@@ -125,7 +125,7 @@ class Actors:
         return with_env_ids(self.agent.initial_state(self.num_envs), np.arange(self.num_envs))
 
     def tally(self) -> EpisodeStats:
-        """Returns a tally of nothing."""
+        """Returns a tally with all counts 0."""
         return no_tally(self.num_envs)
 
     def total(self, tally: EpisodeStats) -> EpisodeStats:
@@ -142,10 +142,10 @@ class Actors:
         """Acts once in every environment.
 
         Args:
-          params: to act with.
-          version: of these params, [] int32.
+          params: the params to act with.
+          version: the version of these params, [] int32.
           acting: the state.
-          tally: of what happened before.
+          tally: the counts before this step.
 
         Returns:
           The new state, the new tally, and the step, ``[B, ...]``, as a replay stores it.
@@ -179,7 +179,7 @@ class Actors:
         """Acts several times in every environment, for an evaluation.
 
         Args:
-          params: to act with.
+          params: the params to act with.
           acting: the state.
           steps: the number of times.
           most: the largest number of times, T.
@@ -208,7 +208,7 @@ class Actors:
         """Acts on one step of every environment, which do not step.
 
         Args:
-          params: to act with.
+          params: the params to act with.
           timestep: ``[B, ...]``.
           state: ``[B, ...]``, the agent's.
           rng_key: the acting key.

@@ -30,8 +30,8 @@ class Devices:
         """Returns the sharding of each array; None for one device.
 
         Args:
-          tree: of arrays.
-          axes: for each array the axis of environments, which is divided, or `WHOLE`.
+          tree: a pytree of arrays.
+          axes: a tree with the axis of environments of each array, which is divided, or `WHOLE`.
         """
         if self._mesh is None:
             return None

@@ -21,9 +21,9 @@ _MOST_WORDS = 32
 class _Part(NamedTuple):
     """Where a part of a step is: words of the first array, or the next array of its own."""
 
-    words: tuple[int, int] | None  # from, to
+    words: tuple[int, int] | None  # (start, stop) in the first array
     dtype: Any
-    shape: tuple[int, ...]  # of one environment
+    shape: tuple[int, ...]  # shape for one environment
 
 
 class _Layout(NamedTuple):

@@ -15,18 +15,18 @@ from rlstack.types import Array, Batch, PRNGKey, PyTree, Transition
 
 
 class _Unrolls:
-    """How unrolls of all environments are learned from, in one batch or several.
+    """Splits unrolls of all environments into one or more batches and learns from them.
 
     Attributes:
-      steps: of every environment between two times of learning.
-      most_updates: the largest number of updates at such a time.
+      steps: environment steps, per environment, between two learning phases.
+      most_updates: the largest number of updates in one learning phase.
     """
 
     def __init__(self, cfg: ReplayConfig, actors: Actors, updater: Updater) -> None:
         """Stores the parts; ``batch_size`` and the number of environments must divide one another.
 
         Raises:
-          ValueError: they do not.
+          ValueError: neither number divides the other.
         """
         self._actors, self._updater = actors, updater
         self._length, self._batch_size = cfg.unroll_length, cfg.batch_size
@@ -121,8 +121,8 @@ class Queue(_Unrolls):
           learning: the state of learning.
           acting: the state of acting.
           last: the step that the last unroll ended with.
-          tally: of this iteration so far; ``bad`` has what happened before it too.
-          updates: what was learned before.
+          tally: the counts of this iteration so far; ``bad`` also covers earlier iterations.
+          updates: the results of this call's updates so far.
           most: number of updates, ever, after which no update is made, [] int32.
         """
         one = (acting, last, tally)
@@ -165,7 +165,7 @@ class StepQueue(_Unrolls):
 
         Args:
           step: shapes and dtypes of the steps, ``[B, ...]``.
-          rng_key: not used.
+          rng_key: unused.
         """
         del rng_key
         steps = jax.tree.map(lambda x: jnp.zeros((self.steps + 1, *x.shape), x.dtype), step)
@@ -187,7 +187,8 @@ class StepQueue(_Unrolls):
           state: the steps.
           step: ``[B, ...]``.
           good: whether to add it, [] bool.
-          spent: not used: `learn` drops the unrolls of a policy that has made all its updates.
+          spent: unused, because `learn` drops the unrolls of a policy that has made all its
+            updates.
         """
         del spent
         steps = jax.tree.map(lambda old, x: old.at[state.held].set(x), state.steps, step)
@@ -203,7 +204,7 @@ class StepQueue(_Unrolls):
         Args:
           learning: the state of learning.
           state: the steps.
-          updates: what was learned before.
+          updates: the results of this call's updates so far.
           good: whether it may learn, [] bool.
           most: number of updates, ever, after which no update is made, [] int32.
         """

@@ -60,7 +60,7 @@ class SetReplay:
     """The replays of the policies that learn, each with rules of its own; the methods are pure.
 
     Attributes:
-      steps: of every environment in one iteration.
+      steps: environment steps, per environment, in one iteration.
       most_updates: the largest number of updates of a policy in one iteration.
     """
 
@@ -179,11 +179,12 @@ class SetLoop(CompiledLoop):
 
         Args:
           learns: the policies that learn, in the order in which they do.
-          others: what acts for those that do not.
+          others: the players of the policies that do not learn.
           rows: see `SetActors`; its order is that of the policies.
           env: the environments.
           num_seats: seats of one game.
-          steps_per_update: steps of every environment between two attempts to learn (not fifo).
+          steps_per_update: environment steps, per environment, between two attempts to learn (not
+            fifo).
           check_steps: whether rewards or observations that are not finite end a call.
 
         Raises:

@@ -26,7 +26,7 @@ class _Compiled(NamedTuple):
     env: BatchedEnv
     reset: Callable[..., Any]
     step: Callable[..., Any]
-    step_rows: Callable[..., Any]  # of some rows of the batch
+    step_rows: Callable[..., Any]  # steps some rows of the batch
 
 
 class _Options(dict[str, Any]):

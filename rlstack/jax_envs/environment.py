@@ -131,7 +131,7 @@ class BatchedEnv:
         """Steps every environment; those at LAST ignore their action and start an episode.
 
         Args:
-          state: of the environments.
+          state: the state of the environments.
           action: ``[B, ...]`` in the structure of ``spec.action``.
         """
         next_key, outcome, env, observation = self._advance(

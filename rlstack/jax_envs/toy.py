@@ -68,7 +68,7 @@ class Catch:
 
 
 class CueState(NamedTuple):
-    """What to remember, and for how long already."""
+    """The state of one episode: the cue to remember, and the number of steps so far."""
 
     cue: Array  # [] int32
     time: Array  # [] int32
@@ -184,7 +184,7 @@ class PointMass:
 
 
 class MaskedState(NamedTuple):
-    """What is shown."""
+    """The state of one episode: the observed values, and the number of steps so far."""
 
     target: Array  # [] int32
     mask: Array  # [num_actions] int8
@@ -238,7 +238,7 @@ class MaskedDict:
 
 
 class NumbersState(NamedTuple):
-    """What is shown."""
+    """The state of one episode: the observed values, and the number of steps so far."""
 
     numbers: Array  # [k] int32
     time: Array  # [] int32

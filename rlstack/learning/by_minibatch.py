@@ -29,14 +29,14 @@ class _Prepared(NamedTuple):
     learner_state: LearnerState
     rows: PyTree  # [N, ...]
     schedule: Array  # [number of minibatches, rows of each] int32
-    logs: Logs  # of the batch
+    logs: Logs  # logs of the whole batch
 
 
 class CallByMinibatch:
     """One jitted call per minibatch, gathered on the host; each device computes all of it."""
 
     def __init__(self, agent: EpochAgent, placement: Placement) -> None:
-        """Compiles nothing yet."""
+        """Prepares the jitted functions; the first update compiles them."""
         self._agent, self._placement = agent, placement
         everywhere = placement.everywhere if placement.several else None
         self._prepare = jax.jit(self._prepared, out_shardings=everywhere)
@@ -121,7 +121,7 @@ class DividedCalls(CallByMinibatch):
     """
 
     def __init__(self, agent: EpochAgent, placement: Placement) -> None:
-        """Compiles nothing yet; the networks of the agent `can_be_divided`."""
+        """Prepares the jitted functions; the networks of the agent `can_be_divided`."""
         super().__init__(divided_over(agent, placement), placement)
         everywhere, by_row = PartitionSpec(), PartitionSpec(AXIS)
         divide = functools.partial(by_device, mesh=placement.mesh, out_specs=everywhere)

@@ -65,9 +65,9 @@ def own_rows(x: Array, shares: int, axis: int = 0, fill: str = "edge") -> jax.Ar
     Args:
       x: the rows of all devices.
       shares: the number of devices.
-      axis: of the rows.
-      fill: what the last share has where there are too few rows: the last row ("edge") or zeros
-          ("constant").
+      axis: the axis of the rows.
+      fill: padding of the shares for which too few rows remain: copies of the last row ("edge") or
+          zeros ("constant").
     """
     rows = x.shape[axis]
     share = -(-rows // shares)

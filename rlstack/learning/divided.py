@@ -63,11 +63,11 @@ class DividedUpdate:
     def __init__(
         self, agent: Agent, params: Params, placement: Placement, *, check_finite: bool
     ) -> None:
-        """Compiles nothing yet.
+        """Prepares the jitted update; the first use compiles it.
 
         Args:
-          agent: one whose networks `can_be_divided`.
-          params: of the agent, for their size.
+          agent: an agent whose networks `can_be_divided`.
+          params: the agent's params; only their size is used.
           placement: the devices.
           check_finite: whether an update that is not finite changes nothing.
         """

@@ -82,9 +82,9 @@ def features_of(
     Args:
       cfg: the options.
       obs_spec: pytree of ``dm_env.specs`` of one observation.
-      observation: the same structure of arrays ``[B, ...]``.
-      name: of the torso's module. See `EntryTorsos` for the modules of several entries.
-      is_training: whether there is dropout, and batch norm uses the batch.
+      observation: arrays ``[B, ...]`` in the structure of ``obs_spec``.
+      name: the name of the torso's module. See `EntryTorsos` for the modules of several entries.
+      is_training: whether to apply dropout and to let batch norm use the batch.
       reader: whose torso it is.
 
     Raises:

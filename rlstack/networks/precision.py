@@ -36,7 +36,7 @@ def in_precision(
     of many squares needs more digits.
 
     Args:
-      precision: of the layers.
+      precision: the precision of the layers.
       forward: a function that is called inside a Haiku transform.
     """
     if precision == "float32":

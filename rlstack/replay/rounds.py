@@ -46,7 +46,8 @@ class Rounds:
         """Checks that the actors share the environments evenly.
 
         Raises:
-          ValueError: they do not share them evenly, or ``min_actors`` exceeds ``num_actors``.
+          ValueError: ``num_envs`` is no multiple of ``num_actors``, or ``min_actors`` exceeds
+            ``num_actors``.
         """
         if num_actors < 1 or num_envs % num_actors:
             raise ValueError(
@@ -159,7 +160,7 @@ class Reports:
 
         Args:
           env_ids: [n] ints, counted from 0 in this actor; None for all in order.
-          transition: what was added.
+          transition: the transition that was added to the replay.
 
         Returns:
           Whether the step has completed a report: every environment has completed an item since the

@@ -29,7 +29,9 @@ class StepRing:
         self._cfg, self._num_envs = cfg, num_envs
         self._length = cfg.unroll_length + 1
         self.rows, self._mirror, _ = ring_shape(cfg, num_envs)
-        self._offsets = np.arange(self._length)[:, None] * num_envs  # of a window's rows, flat
+        self._offsets = (
+            np.arange(self._length)[:, None] * num_envs
+        )  # flat offsets of a window's rows
         self._treedef: jax.tree_util.PyTreeDef | None = None
         self._rings: list[np.ndarray] = []
         self._flat: list[np.ndarray] = []
@@ -175,7 +177,7 @@ class StepRing:
         """Writes one step of the environments of ``columns``, all at the same step; not mirrored.
 
         Args:
-          step: of these environments.
+          step: the number of the step, the same for all these environments.
           columns: result of the method of this name.
           leaves: the steps, ``[n, ...]``.
         """
@@ -237,10 +239,10 @@ class StepRing:
         """Replaces some windows of the last result of ``gather`` with others.
 
         Args:
-          trajectory: that result.
+          trajectory: the last result of ``gather``; it is changed in place.
           columns: the windows to replace, counted over all batches, ``[k]``.
-          starts: first steps of the others, ``[k]``.
-          env_ids: their environments, ``[k]``.
+          starts: first steps of the new windows, ``[k]``.
+          env_ids: environments of the new windows, ``[k]``.
         """
         assert self._treedef is not None
         indices = self._indices(starts, env_ids).T

@@ -93,7 +93,7 @@ class RemoteObject:
           name: the node's name, for errors.
           timeout: seconds that a call may take, including retries and the wait for the node.
           retries: number of times that a call is sent again when the connection breaks.
-          likes: by method, examples of answers for ``codec.decode(like=)``.
+          likes: method name -> an example of its answers, for ``codec.decode(like=)``.
           find: returns the node's current address, or ""; called when the node does not answer.
         """
         if not isinstance(address, str):
@@ -111,7 +111,7 @@ class RemoteObject:
         self._name, self._timeout, self._retries = name, timeout, retries
         self._likes, self._find = dict(likes or {}), find
         self._client_id = 1 + secrets.randbits(62)
-        self._incarnation = 0  # of the service; 0 until known
+        self._incarnation = 0  # the service's incarnation; 0 until known
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._unsettled: set[int] = set()
@@ -135,10 +135,10 @@ class RemoteObject:
         """Calls a method and waits for its answer, for at most `timeout` seconds.
 
         Args:
-          method: its name.
+          method: the name of the method.
           args: positional arguments.
           kwargs: keyword arguments.
-          timeout: in seconds; None for this object's.
+          timeout: seconds to wait; None for this object's timeout.
           patient: called when the time is over or the connection broke too often, with whether the
             node answers nevertheless. If it returns True, the same call waits as long again: a call
             that still runs on the node is not run twice, and its answer is not lost.
@@ -227,7 +227,7 @@ class _Call:
         self._remote, self._method = remote, method
         self._began = time.monotonic()
         self._timeout, self._patient = timeout, patient
-        self._incarnation: int | None = None  # that may run it; 0 for any, None until known
+        self._incarnation: int | None = None  # the one that may run the call; 0: any, None: unknown
         self._may_have_run = self._restarted = self._in_process = False
 
     def run(self, identity: tuple[int, int, int], body: tuple[tuple, dict[str, Any]]) -> Any:

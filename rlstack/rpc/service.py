@@ -62,7 +62,7 @@ class RemoteError(RuntimeError):
       node: the node's name.
       method: the method's name.
       type_name: type of the exception on the node, such as ``"KeyError"``.
-      message: its type and message, as in the last line of a traceback.
+      message: the exception's type and message, as in the last line of a traceback.
       remote_traceback: text of the traceback on the node.
     """
 
@@ -198,8 +198,8 @@ def begin(service: Service, method: str, request: Any) -> Any:
     """Returns the answer to a request, or a future of it, without waiting for a method's future.
 
     Args:
-      service: has the method.
-      method: its name, or `HELLO`.
+      service: the service that has the method.
+      method: the name of the method, or `HELLO`.
       request: a message; or a `Request` of a caller in this process, whose answer is no message
         either, so that arrays are not copied. That of `HELLO` is always a message.
 

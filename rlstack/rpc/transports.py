@@ -41,7 +41,7 @@ class Server(Protocol):
     """Answers the calls of a service until `close`.
 
     Attributes:
-      address: where clients reach it.
+      address: the address at which clients reach the server.
     """
 
     address: str
@@ -58,7 +58,7 @@ class Channel(Protocol):
     """The connection of one client to one address.
 
     Attributes:
-      in_process: whether it passes records of calls and not messages.
+      in_process: whether the transport passes records of calls instead of messages.
     """
 
     in_process: bool
@@ -147,7 +147,7 @@ def start_server(
     """Starts a server.
 
     Args:
-      service: what answers.
+      service: the service that answers the calls.
       port: the port to listen on; a free one by default.
       bind_address: the address of this host to listen on, in addition to loopback; default: all.
       transport: one of `TRANSPORTS`; that of this process by default.

@@ -26,7 +26,7 @@ def copy(
       The path of the new checkpoint.
 
     Raises:
-      DamagedError: one of the two cannot be read.
+      DamagedError: one of the two checkpoints cannot be read.
       CheckpointError: the leaves differ in their structure, shapes or dtypes.
       CheckpointWriteError: the file system refuses the write.
     """

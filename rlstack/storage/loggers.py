@@ -92,7 +92,7 @@ class JsonlLogger:
         """Opens the file.
 
         Args:
-          path: of the file.
+          path: the path of the file.
           clock: returns Unix seconds.
           before_write: called before each line; an exception of it is raised.
         """
@@ -151,7 +151,7 @@ class TensorBoardLogger:
         """Opens a new event file.
 
         Args:
-          directory: of the event files.
+          directory: the directory of the event files.
           flush_secs: seconds between two flushes.
           after: TensorBoard no longer shows what earlier files hold after these frames. None:
               it shows everything.
@@ -160,7 +160,7 @@ class TensorBoardLogger:
         from tensorboardX.summary import scalar
 
         self._scalar: Callable[[str, float], Any] = scalar
-        self._tags: dict[str, str] = {}  # of the logs, in the characters that TensorBoard takes
+        self._tags: dict[str, str] = {}  # log name -> its tag, in characters that TensorBoard takes
         # An unbounded queue, because a bounded one would block forever if its thread failed.
         self._writer: Any = SummaryWriter(
             str(directory),
@@ -312,7 +312,7 @@ class Fanout:
 
         Args:
           step: environment frames.
-          path: of the file.
+          path: the path of the file.
         """
         for logger in self._loggers:
             write_video = getattr(logger, "write_video", None)

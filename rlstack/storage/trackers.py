@@ -36,9 +36,9 @@ class Tracker(abc.ABC):
     """A logger that passes on at most one line a second."""
 
     def __init__(self) -> None:
-        """Has no line yet."""
+        """Starts without a line to pass on."""
         self._step = 0
-        self._newest: dict[str, Any] = {}  # of the lines that wait
+        self._newest: dict[str, Any] = {}  # the newest values of the lines that wait
         self._passed = -math.inf  # when the last line was passed on
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:

@@ -33,7 +33,7 @@ class Seats:
 
     Attributes:
       game: builds a game.
-      name: of the game, for errors.
+      name: the name of the game, for errors.
       in_turn: whether the seats of these games act in turn.
     """
 
@@ -114,12 +114,12 @@ class Table:
 
     Attributes:
       game: the game.
-      name: of the game, for errors.
-      seeds: of the environments of the seats so far.
+      name: the name of the game, for errors.
+      seeds: the seeds of the environments added so far, in the order of the seats.
     """
 
     def __init__(self, game: Any, name: str) -> None:
-        """Has no seats yet."""
+        """Starts without seats; each seat's environment is added later."""
         self.game, self.name = game, name
         self.seeds: list[int] = []
         self._closed = False

@@ -34,9 +34,9 @@ class Matches:
         Args:
           game: "module:name" of a class of `SeatGame`, or of a builder of their environments, such
             as ``rlstack.envs.seats.games:RockPaperScissors``.
-          matches: their number.
-          seed: of the first match, if the game takes a seed; the others have the next ones.
-          **options: those of the game.
+          matches: the number of matches.
+          seed: the seed of the first match, if the game takes a seed; match i has ``seed + i``.
+          **options: keyword arguments of the game.
 
         Raises:
           ValueError: there is no such game, its seats act in turn, or there is no match.

@@ -44,7 +44,8 @@ class SharedPool:
 
         Args:
           pool: a pool with one row for each seat; `close` closes it.
-          rows: for each view its rows, increasing. Every row of the pool belongs to one view.
+          rows: view name -> the view's rows in increasing order. Every row of the pool belongs to
+            exactly one view.
           num_seats: number of seats of one game.
           rng: deals places to seats; None leaves each place at its row.
 
@@ -84,7 +85,7 @@ class SharedPool:
         """The newest step of all rows.
 
         Raises:
-          RuntimeError: no view has been reset.
+          RuntimeError: no view has been reset yet.
         """
         if self._newest is None:
             raise RuntimeError("SharedPool.newest: reset must come first.")

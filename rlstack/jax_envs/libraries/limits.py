@@ -18,10 +18,10 @@ _proved: set[object] = set()
 
 
 def check_version(name: str, distribution: str) -> None:
-    """Refuses a version of a library whose meaning the adapters do not know.
+    """Refuses a version of a library that the adapters do not know.
 
     Raises:
-      EnvError: the version is not known.
+      EnvError: the adapters do not know the installed version.
     """
     if wrong := versions.unknown(distribution):
         raise EnvError(f"JAX environment {name}: {wrong}")
@@ -33,8 +33,8 @@ def check_limit(name: str, kind: object, env: JaxEnv | JaxGame) -> None:
     It compiles only what tells the end, once in a process for each kind of environment.
 
     Args:
-      name: of the environment, for the error.
-      kind: environments of the same kind are proved once.
+      name: the name of the environment, for the error.
+      kind: a hashable key; environments of equal name and kind are checked only once.
       env: an adapter of a library, with the shortest limit.
 
     Raises:

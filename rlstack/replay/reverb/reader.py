@@ -124,7 +124,7 @@ class ReverbReader:
           packing: the packing of the steps.
           address: the server's address, ``host:port``.
           prefetch: number of items to sample ahead; with 0, ``can_sample`` is exact.
-          num_actors: for rounds: number of actors, which share the environments evenly.
+          num_actors: number of actors, needed for rounds. Actors share the environments evenly.
           maxima: shared with the writing half.
           closed: returns whether the buffer has been closed since.
         """
@@ -153,7 +153,7 @@ class ReverbReader:
         self._request_next()
 
     def _request_next(self) -> None:
-        """With prefetching, requests the items of the next sample."""
+        """Requests the items of the next sample, if prefetching is on."""
         if self._prefetch:
             with self._fetcher.changed:
                 in_rounds = self._queue.in_rounds

@@ -282,7 +282,7 @@ class ReverbWriter:
         """Waits until all completed items are in the table.
 
         Raises:
-          ReplayTimeoutError: it took longer than the timeout; the items are still being sent.
+          ReplayTimeoutError: the wait exceeded the timeout; the items are still being sent.
         """
         with self._lock:
             self._check_open("flush")

@@ -127,7 +127,7 @@ class ServedReplayBuffer:
         """Waits until all completed items are in the table.
 
         Raises:
-          ReplayTimeoutError: it took longer than the timeout; the items are still being sent.
+          ReplayTimeoutError: the wait exceeded the timeout; the items are still being sent.
         """
         self._writer.flush(self._seconds(timeout))
 

@@ -80,9 +80,9 @@ def keep_only(directory: Path, names: Collection[str], *, unnumbered_too: bool) 
     """Removes all checkpoints but those with these names.
 
     Args:
-      directory: of the checkpoints.
-      names: of the numbered ones to keep.
-      unnumbered_too: whether to remove also those without a number.
+      directory: the directory of the checkpoints.
+      names: the names of the numbered checkpoints to keep.
+      unnumbered_too: whether to remove the checkpoints without a number, too.
     """
     others = unnumbered(directory) if unnumbered_too else []
     for path in [*numbered(directory), *others]:

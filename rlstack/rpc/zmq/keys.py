@@ -36,7 +36,8 @@ class Keys:
         """Reads what `Keys.text` returned.
 
         Raises:
-          ValueError: it is not four keys, or a public key does not belong to its secret key.
+          ValueError: the text does not hold four keys, or a public key does not belong to its
+            secret key.
         """
         parts = text.split()
         fits = len(parts) == 4 and all(len(part) == 40 for part in parts)
