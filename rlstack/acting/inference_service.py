@@ -136,7 +136,7 @@ class InferenceService:
 
     @property
     def sizes_seen(self) -> tuple[int, ...]:
-        """The batch sizes so far; each was compiled once."""
+        """The batch sizes used so far; each was compiled once."""
         return tuple(sorted(self._joiner.sizes_seen))
 
     def close(self, timeout: float = 30.0) -> None:

@@ -1,4 +1,4 @@
-"""Params on their way from an accelerator to actors on the CPU: one transfer a version."""
+"""Copies params from an accelerator to actors on the CPU, in one transfer per version."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class ParamsPublisher:
     """Provides a learner's newest params as bytes; safe to call from many threads."""
 
     def __init__(self, learner: ParamsSource, encode: Callable[[PyTree], bytes]) -> None:
-        """Stores its parts.
+        """Stores the arguments.
 
         Args:
           learner: the source of params; published params must not change later.
@@ -106,7 +106,7 @@ class ParamsPublisher:
         self._closed = True
 
     def _bytes_of(self, version: int, params: Params) -> bytes:
-        """Encodes each version at most once; other readers of a version wait for the first one."""
+        """Encodes each version at most once; concurrent readers wait for the first encoding."""
         with self._encoding:
             if self._encoded is not None and self._encoded[0] == version:
                 return self._encoded[1]
@@ -127,7 +127,7 @@ class RemoteParams:
         get: Callable[[int], tuple[int, bytes] | None],
         decode: Callable[[bytes], PyTree],
     ) -> None:
-        """Stores its parts.
+        """Stores the arguments.
 
         Args:
           get: `ParamsPublisher.get`, or a client of it.

@@ -159,7 +159,8 @@ class ReplayConfig(Checked):
 
     @property
     def chosen_service(self) -> Literal["reverb", "table"]:
-        """What holds the items in the topology distributed, on this machine."""
+        """The holder of the items in the topology distributed, with auto resolved on this
+        machine."""
         if self.service != "auto":
             return self.service
         found = importlib.util.find_spec("reverb") is not None

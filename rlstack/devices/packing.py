@@ -108,8 +108,8 @@ def columns(tree: PyTree, rows: PyTree, parts: int) -> Sequence[PyTree]:
 
     Args:
       tree: arrays.
-      rows: the axis of each leaf that is divided.
-      parts: their number.
+      rows: the axis along which each leaf is divided, a tree.
+      parts: number of parts.
     """
     if parts == 1:
         return [tree]

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class Backend(Protocol):
-    """How a pool runs its environments.
+    """Runs the environments of a pool.
 
     Every environment is either *held* (the caller has received its last row) or *in flight*.
     ``reset`` puts all environments in flight, ``send`` puts some in flight, and ``recv`` returns
@@ -75,7 +75,7 @@ def spec_fields(observation: Nest, action: Nest) -> tuple[EnvSpec, list[np.dtype
 
 @dataclasses.dataclass(frozen=True)
 class PoolConfig:
-    """How to run a pool; each backend ignores the fields of the others."""
+    """The options of a pool; each backend ignores the fields of the others."""
 
     size: int
     "Number of environments."
@@ -239,7 +239,7 @@ class MaskCount:
     """Counts the steps whose action mask marks no action as legal, and warns of the first.
 
     Attributes:
-      total: their number; None if the environments have no action mask.
+      total: number of such steps; None if the environments have no action mask.
     """
 
     _warned: ClassVar[set[str]] = set()  # names of environments; each evaluation has a new pool

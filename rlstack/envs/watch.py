@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class Hangs(BaseException):
-    """Is raised in a call that takes too long; an ``except Exception`` there lets it pass."""
+    """Raised inside a call that takes too long; ``except Exception`` does not catch it."""
 
 
 class Limit(NamedTuple):

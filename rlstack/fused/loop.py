@@ -23,7 +23,7 @@ NO_LIMIT = 2**31 - 1
 
 
 class LoopState(NamedTuple):
-    """All that a loop needs to continue; for a policy set see `rlstack.fused.several`."""
+    """The complete state of a loop; for a policy set see `rlstack.fused.several`."""
 
     learning: Any  # `Learning`
     acting: Any  # `Acting`
@@ -64,7 +64,8 @@ class CompiledLoop:
 
     @property
     def frames(self) -> int:
-        """The largest number of frames in one iteration; steps that begin an episode are none."""
+        """The largest number of frames in one iteration; the first step of an episode is no
+        frame."""
         return self._replay.steps * self.num_envs
 
     @property
@@ -140,8 +141,9 @@ class CompiledLoop:
           state: the state of the loop.
           iterations: number of iterations, the same for all loops.
           version: the number of updates, ever, after which no update is made.
-          returns: a sum of returns, to which those of episodes that end are added one after the
-            other. With that of the call before, the sum does not depend on where calls end.
+          returns: a sum of returns, to which the returns of episodes that end are added one after
+            the other. Pass the sum of the previous call, so that it does not depend on where calls
+            end.
         """
         most = jnp.asarray(version, jnp.int32)
 

@@ -1,4 +1,4 @@
-"""The on-policy part of a compiled loop: unrolls that are learned from once, as from a fifo."""
+"""The on-policy part of a compiled loop: each unroll is learned from once, as in a fifo."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Queue(_Unrolls):
     def start(
         self, learning: Learning, acting: Acting, rng_key: PRNGKey
     ) -> tuple[Acting, Transition]:
-        """Acts once: the first unroll begins with this step. The key is not used."""
+        """Acts once; the first unroll begins with this step. The key is unused."""
         del rng_key
         actors = self._actors
         acting, _, step = actors.step(learning.params, learning.version, acting, actors.tally())
@@ -158,7 +158,7 @@ class StepsState(NamedTuple):
 
 
 class StepQueue(_Unrolls):
-    """A queue that gets one step at a time, between which others may learn; for policy sets."""
+    """A queue that takes one step at a time; other policies may learn between steps."""
 
     def empty(self, step: Transition, rng_key: PRNGKey) -> StepsState:
         """Returns a queue without steps.

@@ -39,14 +39,14 @@ class SetActing(NamedTuple):
     rng_key: dict[str, PRNGKey]
     returns: Array  # [B] float32, returns of the episodes so far, without `timestep`
     lengths: Array  # [B] int32, numbers of actions in the episodes so far
-    given: dict[str, PyTree]  # params of the policies that do not learn; constant
+    given: dict[str, PyTree]  # params or `VersionTable` of the other policies; no step changes it
     seating: Seating | tuple[()]
     # [B] float32, the returns of the games so far, also of seats that have left; () in checkpoints
     scores: Array | tuple[()]
 
 
 class SetKeys(NamedTuple):
-    """The random keys of acting, and the params of the policies that do not learn."""
+    """The random keys of acting, and the params of the policies that do not learn (``given``)."""
 
     acting: dict[str, PRNGKey]
     given: dict[str, PyTree]

@@ -30,7 +30,7 @@ ByName = dict[str, Any]
 
 
 class Learns(NamedTuple):
-    """How a policy of a set learns."""
+    """The agent and the rules with which a policy of a set learns."""
 
     agent: Agent  # acts and learns
     replay: ReplayConfig
@@ -178,9 +178,9 @@ class SetLoop(CompiledLoop):
         """Stores the parts.
 
         Args:
-          learns: the policies that learn, in the order in which they do.
+          learns: the policies that learn, in the order in which they make their updates.
           others: the players of the policies that do not learn.
-          rows: see `SetActors`; its order is that of the policies.
+          rows: the rows of each policy, see `SetActors`; the policies are in this order.
           env: the environments.
           num_seats: seats of one game.
           steps_per_update: environment steps, per environment, between two attempts to learn (not

@@ -26,7 +26,7 @@ class CoverState(NamedTuple):
 
 
 class Cover:
-    """As many agents as landmarks in the square [-1, 1]^2 should each cover another landmark.
+    """Agents in the square [-1, 1]^2 should each cover a different one of as many landmarks.
 
     It is a task like simple_spread of Lowe et al. (2017, arXiv:1706.02275), without momentum.
     Agents and landmarks begin at random places. An action stays, or moves by 0.15 in one of four

@@ -24,7 +24,7 @@ from rlstack.types import Array, Batch, LearnerState, Logs, Params, PyTree
 
 
 class _Prepared(NamedTuple):
-    """A batch before its minibatches."""
+    """A batch that is ready to be split into minibatches."""
 
     learner_state: LearnerState
     rows: PyTree  # [N, ...]
@@ -74,7 +74,7 @@ class CallByMinibatch:
         return (placed,)
 
     def _go_over(self, prepared: _Prepared, before: tuple[Params, LearnerState]) -> Updated:
-        """Goes over the minibatches of a batch; ``before`` is as it was before the update."""
+        """Goes over the minibatches of a batch; ``before`` is the state before the update."""
         agent, rows, all_logs = self._agent, _on_host(prepared.rows), []
         params, learner_state = before[0], prepared.learner_state
         for indices in np.asarray(prepared.schedule):
@@ -107,7 +107,7 @@ class CallByMinibatch:
     def _updated(
         self, params: Params, learner_state: LearnerState, minibatch: PyTree
     ) -> tuple[Params, LearnerState, Logs, Array]:
-        """Takes a step; returns its logs, and whether it and those after it are left out."""
+        """Takes a step; returns its logs, and whether to discard this step and all later ones."""
         agent = self._agent
         params, learner_state, output = agent.update(params, learner_state, minibatch)
         stops = agent.stops_at(output.logs) if agent.may_stop else False

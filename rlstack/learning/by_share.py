@@ -107,7 +107,7 @@ def _with_summed_gradient(params: Params) -> Params:
 
 
 def _divide(rows: int, shares: int, axis: int) -> Callable[[Array], Array]:
-    """Returns a function that takes the own rows of an array.
+    """Returns a function that takes this device's rows of an array.
 
     Its gradient has all rows, by one collective for each array that has a gradient.
     """
@@ -128,9 +128,9 @@ def _joined(result: tuple[PyTree, PyTree], axes: tuple[int, int], rows: int, sha
     """Returns the rows of all devices, by one collective for each dtype.
 
     Args:
-      result: outputs and states of own rows.
-      axes: the axis of the rows in outputs, and in states.
-      rows: their number on all devices together.
+      result: the outputs and states of this device's rows.
+      axes: the axis of the rows in the outputs and in the states.
+      rows: number of rows on all devices together.
       shares: the number of devices.
     """
     trees = zip(result, axes, strict=True)

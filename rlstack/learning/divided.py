@@ -151,7 +151,7 @@ class DividedUpdate:
     def _whole_step(
         self, layout: Layout, params: Params, learner_state: LearnerState, packed: PyTree
     ) -> tuple[Params, LearnerState, LearnerOutput, Array]:
-        """Makes the step of one device with the batch of all, but for the rows of networks."""
+        """Makes the step on one device with the whole batch; networks run on this device's rows."""
         batch, votes = whole_batch(layout, packed, self._devices)
         after, learner_state, output = self._agent.learner_step(params, learner_state, batch)
         if output.priorities is not None:

@@ -59,7 +59,7 @@ class ReplayReader(Protocol):
         """Sets new priorities of items."""
 
     def set_params_version(self, version: int) -> None:
-        """Sets the version of the newest params, which staleness is measured against."""
+        """Sets the version of the newest params; staleness is measured against this version."""
 
     def make_dataset(self, stop: Callable[[], bool] | None = None) -> Iterator[SampleLike]:
         """Yields samples until `stop` returns True or the buffer is closed."""
@@ -271,7 +271,7 @@ class Learner(Node):
     def _run_in_turn(
         self, samples: Iterator[SampleLike], replay_buffer: ReplayReader
     ) -> Iterator[Logs]:
-        """Draws a batch after the update before it; yields the logs of each update."""
+        """Draws each batch after the previous update; yields the logs of each update."""
         while (sample := self._draw(samples)) is not None:
             logs = self.step(sample)
             replay_buffer.set_params_version(self.version)
@@ -280,7 +280,7 @@ class Learner(Node):
     def _run_ahead(
         self, samples: Iterator[SampleLike], replay_buffer: ReplayReader
     ) -> Iterator[Logs]:
-        """Draws a batch, and moves it, during the update before it; yields the logs of each."""
+        """Draws and moves each batch during the previous update; yields the logs of each update."""
         started: _Started | None = None
         with contextlib.suppress(ReplayClosedError):  # then the last update is still finished
             while (sample := self._draw(samples)) is not None:

@@ -85,7 +85,7 @@ def features_of(
       observation: arrays ``[B, ...]`` in the structure of ``obs_spec``.
       name: the name of the torso's module. See `EntryTorsos` for the modules of several entries.
       is_training: whether to apply dropout and to let batch norm use the batch.
-      reader: whose torso it is.
+      reader: the network that the torso belongs to; it determines the visible entries.
 
     Raises:
       ValueError: the torso is for images, and the observation has none that it can take, or the

@@ -80,7 +80,7 @@ def observation_features(
       obs_spec: pytree of ``dm_env.specs`` of one observation.
       observation: arrays ``[B, ...]`` in the structure of ``obs_spec``.
       scale_pixels: whether to divide images of uint8 by 255.
-      reader: whose torso reads it.
+      reader: the network that reads the observation; it determines the visible entries.
       image_axes: the order of the axes of images; ``auto`` guesses it where that is safe.
 
     Raises:

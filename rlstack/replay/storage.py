@@ -29,9 +29,8 @@ class StepRing:
         self._cfg, self._num_envs = cfg, num_envs
         self._length = cfg.unroll_length + 1
         self.rows, self._mirror, _ = ring_shape(cfg, num_envs)
-        self._offsets = (
-            np.arange(self._length)[:, None] * num_envs
-        )  # flat offsets of a window's rows
+        # Offsets of a window's rows in the flat ring.
+        self._offsets = np.arange(self._length)[:, None] * num_envs
         self._treedef: jax.tree_util.PyTreeDef | None = None
         self._rings: list[np.ndarray] = []
         self._flat: list[np.ndarray] = []
@@ -212,7 +211,7 @@ class StepRing:
 
         Args:
           starts: first steps of the windows, ``[B]``, or ``[n, B]`` for several batches.
-          env_ids: their environments, of the same shape.
+          env_ids: the environments of the windows, in the same shape.
 
         Returns:
           The windows, ``[T+1, B, ...]`` or ``[n, T+1, B, ...]``.

@@ -61,7 +61,7 @@ def serve(
       interface: the class with the marked methods, or rules by name; default: the object's class.
       port: the port to listen on; a free one by default.
       bind_address: the address of this host to listen on, in addition to loopback; default: all.
-      transport: one of `rlstack.rpc.transports.TRANSPORTS`; default: that of this process.
+      transport: one of `rlstack.rpc.transports.TRANSPORTS`; default: this process's transport.
     """
     return transports.start_server(Service(instance, interface), port, bind_address, transport)
 

@@ -120,7 +120,7 @@ def chosen(transport: str, where: str = "") -> Iterator[None]:
 
     Args:
       transport: one of `TRANSPORTS`.
-      where: the directory for the file of keys; by default that of temporary files.
+      where: the directory for the file of keys; by default the directory of temporary files.
     """
     if transport not in TRANSPORTS:
         raise ValueError(f"rpc: a transport must be one of {TRANSPORTS}; got {transport!r}.")
@@ -150,7 +150,7 @@ def start_server(
       service: the service that answers the calls.
       port: the port to listen on; a free one by default.
       bind_address: the address of this host to listen on, in addition to loopback; default: all.
-      transport: one of `TRANSPORTS`; that of this process by default.
+      transport: one of `TRANSPORTS`; this process's transport by default.
 
     Raises:
       ModuleNotFoundError: the transport's package is not installed.

@@ -167,7 +167,7 @@ class SharedPool:
             self._deal(self._rng)
 
     def _deal(self, rng: np.random.Generator) -> None:
-        """Deals the places anew in games that begin."""
+        """Assigns places to seats at random in the games that begin."""
         begins = self.begins
         if not begins.any():
             return

@@ -68,7 +68,7 @@ def made(where: str = "") -> Iterator[str]:
     """Makes new keys for this process and those that it starts in the body; yields their file.
 
     Args:
-      where: the directory for the file's own folder; by default that of temporary files.
+      where: the directory for the file's own folder; by default the directory of temporary files.
     """
     before = os.environ.get(VARIABLE)
     # Only this user can open it.
