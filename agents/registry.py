@@ -28,7 +28,7 @@ class Entry(NamedTuple):
     compares_with_acting: bool
 
     def check(self, policy: PolicyConfig, network: NetworkConfig) -> None:
-        """Checks what the agent's loss excludes.
+        """Checks for options that the agent's loss excludes.
 
         Raises:
           ValueError: actions have other probabilities in acting than in learning, or there is no

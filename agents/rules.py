@@ -53,7 +53,7 @@ def jump_to_high_ground(observation: PyTree) -> PyTree:
 
 
 def order_up_to_base_stock(observation: Array) -> Array:
-    """Orders in `rlstack.envs.seats.supply_chain.SupplyChain` what the base stock lacks.
+    """Orders up to the base stock in `rlstack.envs.seats.supply_chain.SupplyChain`.
 
     This is the base stock rule of inventory control: whatever is demanded is ordered again, so that
     stock and units ordered, less units owed, stay at one level (Clark and Scarf, 1960).

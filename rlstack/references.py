@@ -42,7 +42,7 @@ RENAMED = {
 
 
 def renamed(module: str) -> str:
-    """Returns a module's name of today, if the stack had this module under an older name."""
+    """Returns the current name of a module, which may be given by an older name."""
     for old, new in RENAMED.items():
         if f"{module}.".startswith(f"{old}."):
             today = new + module[len(old) :]
@@ -111,7 +111,7 @@ def load_hook(field: str, hook: Hook) -> Any:
 
 
 def call_factory(field: str, hook: Hook, wanted: str, *arguments: object) -> Any:
-    """Returns what a factory of the user's own makes.
+    """Calls a user's factory; returns its result.
 
     Args:
       field: the field of the config that names the factory, for messages.
@@ -129,7 +129,7 @@ def call_factory(field: str, hook: Hook, wanted: str, *arguments: object) -> Any
 
 
 def check_callable(rule: str, function: Any, *arguments: object) -> None:
-    """Checks that a function of the user's own takes these arguments, without calling it.
+    """Checks that a user's function takes these arguments, without calling it.
 
     Args:
       rule: the beginning of the message, which says where and what is required.

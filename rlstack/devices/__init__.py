@@ -51,7 +51,7 @@ def mesh_of(indices: Sequence[int], field: str) -> Mesh | None:
 
 
 def compile_collectives_anew() -> None:
-    """Turns off JAX's persistent cache in this process if collectives from it would fail.
+    """Turns off JAX's persistent cache in this process if cached collectives would fail.
 
     Call it before compiling a function that runs on several devices.
     """

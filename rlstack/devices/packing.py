@@ -1,4 +1,4 @@
-"""The arrays of a batch in at most two, so that they reach a device, and other devices, together.
+"""Packs the arrays of a batch into at most two, so that they reach devices together.
 
 Each array that moves costs tens of microseconds of its own, and each collective more, however small
 it is. So a share of a batch is packed on the host into an array of words (leaves of 32 bits) and

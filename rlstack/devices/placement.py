@@ -1,4 +1,4 @@
-"""Where a learner's arrays are: on one device, or divided over several."""
+"""Placement of a learner's arrays: on one device, or divided over several."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def multi_categorical(
 
 
 def check_mask(where: str, logits: Array, mask: Array) -> None:
-    """Checks that a mask is as large as the logits, for broadcasting would change its meaning.
+    """Checks that a mask has the shape of the logits; broadcasting would change its meaning.
 
     Raises:
       ValueError: the shapes differ; the message begins with ``where``.

@@ -1,4 +1,4 @@
-"""A watch on code of others that runs in the caller's own thread, and may never return.
+"""Watches other people's code that runs in the caller's thread and may never return.
 
 The caller writes what it calls, which costs less than a clock would. One thread of the process
 looks at that from time to time. If nothing changes for longer than allowed, it makes the call
@@ -109,7 +109,7 @@ class Watch:
             _log.error("%s It cannot be interrupted, and goes on.", self._hangs)
 
     def raise_if_hanging(self) -> None:
-        """Raises in the thread that calls, if its call in progress takes too long."""
+        """Raises `Hangs` in the calling thread if its call in progress takes too long."""
         now = (self._thread, self.count, self.at)
         if self._hangs and now == self._seen and self._thread == threading.get_ident():
             raise Hangs(self._hangs)
@@ -192,7 +192,7 @@ _thread: threading.Thread | None = None
 
 
 def _add(watch: Watch) -> None:
-    """Looks at a watch from now on."""
+    """Starts looking at a watch."""
     global _thread
     with _lock:
         watch._is_added = True

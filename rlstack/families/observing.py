@@ -131,13 +131,13 @@ class Observing(Wrapped):
     def actor_step(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: AgentState
     ) -> tuple[AgentOut, AgentState]:
-        """Acts on what the agent sees of steps ``[B, ...]``."""
+        """Acts on the view of the steps ``[B, ...]``."""
         return self.agent.actor_step(rng_key, params, self.view(timestep), state)
 
     def learner_step(
         self, params: Params, learner_state: LearnerState, batch: Batch
     ) -> tuple[Params, LearnerState, LearnerOutput]:
-        """Updates the agent from what it sees of the batch."""
+        """Updates the agent from the view of the batch."""
         return self.agent.learner_step(params, learner_state, self._seen(batch))
 
     def _seen(self, batch: Batch) -> Batch:
@@ -151,7 +151,7 @@ class ObservingEpochs(Observing, WrappedEpochs):
     def prepare(
         self, params: Params, learner_state: LearnerState, batch: Batch
     ) -> tuple[LearnerState, PyTree, Array]:
-        """Calls the agent's ``prepare`` with what it sees of the batch."""
+        """Calls the agent's ``prepare`` with the view of the batch."""
         return self.agent.prepare(params, learner_state, self._seen(batch))
 
 

@@ -264,7 +264,7 @@ def actor_critic_loss(
 
 
 def weighted_as_acted(unrolled: Unrolled, advantages: Array, targets: Array) -> tuple[Array, Array]:
-    """Weights what was estimated for on-policy actions by how likely the actions are now.
+    """Weights on-policy estimates by the change of the actions' probabilities since acting.
 
     Unrolls overlap by one step, so the params before the last update chose the first action of an
     unroll, also in lock-step. The weight of a step is ``min(1, ratio)``, with the ratio of the

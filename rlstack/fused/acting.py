@@ -1,4 +1,4 @@
-"""Acting inside a compiled loop: what the Actor and the Inferencer do, as one pure function."""
+"""Acting inside a compiled loop: the work of Actor and Inferencer as one pure function."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ class Actors:
             return jax.lax.fori_loop(0, steps, once, (acting, empty))
 
     def act(self, params: Params, timestep: TimeStep, state: AgentState, rng_key: PRNGKey) -> Acted:
-        """Acts on one step of every environment, which do not step.
+        """Acts on one step of every environment, without stepping the environments.
 
         Args:
           params: the params to act with.

@@ -31,7 +31,7 @@ class LoopState(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """When a call ends: at the end of the iteration that reaches one of them."""
+    """Limits of a call, which ends with the first iteration that reaches one of them."""
 
     iterations: Array | int
     frames: Array | int = NO_LIMIT  # environment frames made in this call
@@ -64,8 +64,7 @@ class CompiledLoop:
 
     @property
     def frames(self) -> int:
-        """The largest number of frames in one iteration; the first step of an episode is no
-        frame."""
+        """The largest number of frames in one iteration; an episode's first step is none."""
         return self._replay.steps * self.num_envs
 
     @property
@@ -132,7 +131,7 @@ class CompiledLoop:
         version: Array | int,
         returns: Array | float = 0.0,
     ) -> tuple[LoopState, Report]:
-        """Makes this number of iterations, whatever happens; for several loops under vmap.
+        """Makes a fixed number of iterations; for several loops under vmap.
 
         `run` under vmap would copy the whole state in each iteration, because it may end for one
         loop and not for another. After something that is not finite, no update is made.

@@ -1,4 +1,4 @@
-"""Steps of all environments in few arrays.
+"""Stores the steps of all environments in few arrays.
 
 A compiled loop writes a step and reads a batch of them in each iteration. On the CPU every array
 that it touches costs microseconds, so the small parts of a step are one array of words.

@@ -1,4 +1,4 @@
-"""The compiled loop of a policy set: policies that act in the same games, of which some learn.
+"""The compiled loop of a policy set: all policies act in the same games, and some learn.
 
 It is the loop of one agent with parts that are dicts by policy. In an iteration all policies act
 for some steps, and then each one that learns does so from its own replay, in the order of the set.
@@ -57,7 +57,7 @@ class SetUpdater:
 
 
 class SetReplay:
-    """The replays of the policies that learn, each with rules of its own; the methods are pure.
+    """The replays of the policies that learn, each with its own rules; the methods are pure.
 
     Attributes:
       steps: environment steps, per environment, in one iteration.
@@ -221,7 +221,7 @@ class SetLoop(CompiledLoop):
 
 
 class Alone:
-    """A set of one policy: the loop of that policy, with the state and reports of a set's."""
+    """The loop of a single policy, with state and reports in the form of a set of policies."""
 
     def __init__(self, name: str, loop: FusedLoop) -> None:
         """Stores the name of the policy, and its loop."""

@@ -1,4 +1,4 @@
-"""Modules that are imported when something of them is used.
+"""Modules that are imported when one of their attributes is first used.
 
 Some packages import others that few of their users need, and that take long to import.
 """
@@ -54,7 +54,7 @@ class _StandIn(ModuleType):
         return self._call_of(name)
 
     def _call_of(self, name: str) -> Callable[..., Any]:
-        """Returns a function that imports the module when called, and calls the module's."""
+        """Returns a function that, when called, imports the module and calls its function."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if sys.modules.get(self.__name__) is self:

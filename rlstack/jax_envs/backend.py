@@ -1,4 +1,4 @@
-"""A pool of environments written in JAX: one jitted step of many; see `rlstack.envs.backend`."""
+"""A pool of environments written in JAX, with one jitted step; see `rlstack.envs.backend`."""
 
 from __future__ import annotations
 

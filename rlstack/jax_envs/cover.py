@@ -18,7 +18,7 @@ _NEAR = 0.3  # agents that are nearer to each other than this collide
 
 
 class CoverState(NamedTuple):
-    """Where everything is."""
+    """The state of one episode: places, and the number of steps so far."""
 
     agents: Array  # [S, 2] float32
     landmarks: Array  # [S, 2] float32

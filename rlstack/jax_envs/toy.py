@@ -97,7 +97,7 @@ class MemoryCue:
         return specs.DiscreteArray(self._num_cues, np.int32, "answer")
 
     def reset(self, rng_key: PRNGKey) -> tuple[CueState, Array]:
-        """Shows a random cue."""
+        """Starts an episode with a random cue."""
         cue = jax.random.randint(rng_key, (), 0, self._num_cues)
         return CueState(cue, jnp.int32(0)), self._show(cue)
 
@@ -146,7 +146,7 @@ class TruncatingChain:
 
 
 class PointState(NamedTuple):
-    """Where the point is."""
+    """The state of one episode: the point's position, and the number of steps so far."""
 
     position: Array  # [2] float32
     time: Array  # [] int32

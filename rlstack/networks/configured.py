@@ -1,4 +1,4 @@
-"""Makes the parts of a network that a `NetworkConfig` describes."""
+"""Builds the parts of a network from a `NetworkConfig`."""
 
 from __future__ import annotations
 

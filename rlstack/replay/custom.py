@@ -1,4 +1,4 @@
-"""Samplers of the user's own: a function that chooses among the items that a table holds.
+"""Users' own samplers: a function that chooses among the items that a table holds.
 
 A sampler is a function ``(rng, items, batch_size) -> indices``; `Items` has what it can choose by.
 The config names a function without arguments that makes it, for example a class:
@@ -147,7 +147,7 @@ class Items:
 
 
 class CustomSampler(Sampler):
-    """Draws with replacement by the user's sampler."""
+    """Draws items with replacement by calling the user's sampler."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Calls to other nodes, over Courier.
+"""Calls to other nodes, over one of `rlstack.rpc.transports`.
 
 `serve` (or a ``launchpad.CourierNode`` that constructs a `Service`) answers calls for an object; a
 `RemoteObject` makes the calls. Arguments and results may be any values that `rlstack.rpc.codec`
@@ -6,10 +6,11 @@ supports. Courier alone hangs on array arguments, waits forever by default, and 
 call if its server has failed. With this module, every call has a deadline, a call that is not
 idempotent runs at most once, and errors name the node, the method and the failure on the node.
 
-Safety: these messages are not pickled; malformed bytes raise an error. But Courier's own server
-listens without authentication and unpickles arguments that are not plain bytes, so any program that
-can reach its port can run code. `rlstack.rpc.socket_filter` restricts the server to one address.
-Use it only in networks that you trust.
+Safety: these messages are not pickled; malformed bytes raise an error. With the transport
+``courier``, however, Courier's own server listens without authentication and unpickles arguments
+that are not plain bytes, so any program that can reach its port can run code.
+`rlstack.rpc.socket_filter` restricts that server to one address. Use this transport only in
+networks that you trust.
 
 `rlstack.rpc.courier` imports Courier at the first server or call.
 """
@@ -67,7 +68,7 @@ def serve(
 
 
 class RemoteObject:
-    """A client of another node's object: its remote methods are methods here.
+    """A client of another node's object, with the object's remote methods as its own methods.
 
     ``remote.method(...)`` calls the method and waits for the result. Safe to use from many threads.
     A pickled copy is a new client.

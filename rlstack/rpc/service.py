@@ -164,7 +164,7 @@ class Service:
         raise AttributeError(f"Service: no remote method is called {name!r}.")
 
     def _answer(self, function: Callable[..., Any], *arguments: Any) -> bytes:
-        """Never raises, because Courier would send the caller only the type of an exception."""
+        """Answers a request; never raises, because Courier would send only an exception's type."""
         answer = self._begin(function, *arguments)
         return answer.result() if isinstance(answer, Future) else answer
 
@@ -320,7 +320,7 @@ class _Memory:
         return client
 
     def _forget(self, now: float) -> None:
-        """Drops what can no longer be needed; the oldest come first, so most calls look at one."""
+        """Drops outdated answers; the oldest come first, so most calls check only one."""
         while (first := next(iter(self._clients.items())))[1].seen < now - _ANSWERS_KEPT:
             client_id, client = first
             if not all(call.done() for call in client.calls.values()):

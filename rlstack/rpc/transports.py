@@ -1,4 +1,4 @@
-"""The transports of calls, and which one a process uses.
+"""The transports of calls, and the choice of a process's transport.
 
 - ``direct``: nodes in one process; no socket, no message, no copy of arrays.
 - ``zmq``: ZeroMQ, encrypted; only nodes that hold the program's keys are admitted.
@@ -113,7 +113,7 @@ def variables() -> dict[str, str]:
 
 @contextlib.contextmanager
 def chosen(transport: str, where: str = "") -> Iterator[None]:
-    """Makes a transport that of this process, and of those that it starts in the body.
+    """Sets the transport of this process, and of the processes that it starts in the body.
 
     For ``zmq`` it also makes keys, which exist until the end of the body. The body is the life of a
     program; a process runs one program at a time.

@@ -217,14 +217,14 @@ class TensorBoardLogger:
 
 
 class _EventFile:
-    """Keeps the error that ended the thread of a `TensorBoardLogger`, which has no caller."""
+    """Stores the error that ended the writing thread of a `TensorBoardLogger`."""
 
     def __init__(self, events: Any):
         self._events, self._writer = events, events._ev_writer
         self.error: OSError | None = None
 
     def give_up(self, error: OSError) -> None:
-        """Writes no more: at its end the process would try again, and print more tracebacks."""
+        """Stops writing; otherwise the process would try again at its end, with more tracebacks."""
         self.error = error
         self._events._closed = True
         with contextlib.suppress(OSError, AttributeError):

@@ -52,7 +52,7 @@ class Tracker(abc.ABC):
             self.pass_on()
 
     def pass_on(self) -> None:
-        """Passes on what waits."""
+        """Passes on the line that waits, if there is one."""
         if self._newest:
             logs, self._newest = self._newest, {}
             self._passed = time.monotonic()
@@ -223,7 +223,7 @@ def _ids(run_dir: Path) -> dict[str, str]:
 
 
 def _keep(run_dir: Path, ids: Mapping[str, str]) -> None:
-    """Adds ids to those of the run; other trackers may have added theirs since."""
+    """Adds ids to the run's file of ids, which other trackers may have changed meanwhile."""
     with _lock:
         files.write(run_dir / _IDS, json.dumps({**_ids(run_dir), **ids}))
 

@@ -64,7 +64,7 @@ class Seats:
         return showing(self.game(**options), self.name, **seen, in_turn=self.in_turn)
 
     def table(self, game: Any) -> Table:
-        """Returns what the environments of a game's seats share."""
+        """Returns the table that the environments of a game's seats share."""
         return _Table(game, self.name)
 
     def seat(self, table: Any, seed: int) -> Any:

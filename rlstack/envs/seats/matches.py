@@ -1,4 +1,4 @@
-"""Several matches of one game side by side, so that more policies may play than a match has seats.
+"""Several matches of one game side by side, so that more policies can play than one match seats.
 
 A policy set gives each seat of a game to one policy. With two matches of a game of two seats, a set
 can hold a policy, its earlier versions, and an exploiter that meets only the newest of them (the

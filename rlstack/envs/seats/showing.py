@@ -1,4 +1,4 @@
-"""More entries in the observations of seats: their number, and the state for the critic.
+"""Adds entries to the observations of seats: the seat's number, and the state for the critic.
 
 An observation then is a dict: the entries that the game shows, or ``observation`` if it shows no
 dict, and these:

@@ -68,7 +68,7 @@ def make_craftax(name: str, options: Mapping[str, Any]) -> CraftaxEnv:
 
 
 def _check_limit(name: str, env: Any, params: Any) -> None:
-    """Asks whether a state is terminal with the shortest limit, and not terminal without one.
+    """Checks that a state is terminal with the shortest limit, and not terminal without one.
 
     All arrays of the state are 1, since making a world takes long.
 

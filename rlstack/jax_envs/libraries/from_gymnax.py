@@ -87,7 +87,7 @@ class GymnaxEnv:
     """One environment of gymnax; see `rlstack.jax_envs.environment.JaxEnv`."""
 
     def __init__(self, name: str, env: Any, params: Any) -> None:
-        """Stores the name, and what ``gymnax.make`` returns."""
+        """Stores the name, and the result of ``gymnax.make``."""
         self._name, self._env, self._params = name, env, params
         self._classic: list[ClassicControl | None] = []  # made when the first picture is drawn
         self._tells_limit = hasattr(env, "is_truncated")  # from gymnax 1.0

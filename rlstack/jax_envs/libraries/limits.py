@@ -1,4 +1,4 @@
-"""Proofs that an adapter sees the time limit of a library, and that it knows the version."""
+"""Checks that an adapter reads a library's time limit correctly and knows its version."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_version(name: str, distribution: str) -> None:
 
 
 def check_limit(name: str, kind: object, env: JaxEnv | JaxGame) -> None:
-    """Makes one step of an episode with the shortest limit, and asks whether the episode ends.
+    """Checks that an episode with the shortest time limit ends after one step.
 
     It compiles only what tells the end, once in a process for each kind of environment.
 

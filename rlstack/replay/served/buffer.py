@@ -70,7 +70,7 @@ class ServedReplayBuffer:
         max_pending: int | None = None,
         alone: bool = False,
     ):
-        """Stores the arguments; does not connect yet.
+        """Stores the arguments; the first use connects.
 
         Args:
           cfg: the rules of the table, the same as the service's.

@@ -1,4 +1,4 @@
-"""The reading half of a served replay: batches, and what the reader tells the service."""
+"""The reading half of a served replay: batches, priorities and params versions."""
 
 from __future__ import annotations
 

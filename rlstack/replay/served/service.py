@@ -145,7 +145,7 @@ class ReplayService:
 
     @remote()
     def take(self, size: int, most: int, seconds: float, news: tuple) -> tuple[tuple | None, str]:
-        """Draws batches, together.
+        """Draws several batches in one call.
 
         Args:
           size: number of items in each batch.
@@ -182,7 +182,7 @@ class ReplayService:
 
     @remote(idempotent=True)
     def hear(self, news: tuple) -> None:
-        """Takes the reader's news before items are added that they could concern."""
+        """Applies the reader's params version and priorities, without drawing a batch."""
         self._hear(news)
 
     def _hear(self, news: tuple) -> None:

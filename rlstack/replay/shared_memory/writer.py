@@ -274,7 +274,7 @@ class SharedMemWriter:
             columns.marks[row].fill(step + 1)
 
     def _mark(self, envs: np.ndarray, steps: np.ndarray) -> None:
-        """Marks those of the steps that end an unbroken item."""
+        """Marks the steps that end an unbroken item."""
         starts = steps - self._length
         due = (starts >= 0) & (starts % self._period == 0)
         if not np.count_nonzero(due):
