@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from rlstack.types import Array, PyTree
 
-BASE_STOCK = 15.0  # of `order_up_to_base_stock`, in units
+BASE_STOCK = 15.0  # the level of `order_up_to_base_stock`, in units
 
 
 def balance_cartpole(observation: Array) -> Array:

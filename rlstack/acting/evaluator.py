@@ -146,7 +146,7 @@ class Evaluator:
           params: the params to evaluate.
           env: a `rlstack.envs.SyncEnv` of ``num_envs``, perhaps with opponents; the caller closes
             it.
-          progress: called after each step with the number of episodes that ended, and of all.
+          progress: called after each step with the number of ended episodes and of all episodes.
 
         Raises:
           ValueError: the pool does not have ``num_envs`` environments.

@@ -43,8 +43,8 @@ class InferenceService:
 
         Args:
           cfg: options for collecting requests into batches.
-          inferencer: acts; from now on only this service may use it. It calls its source of params
-              between batches, so the source should return immediately
+          inferencer: the inferencer that acts; from now on only this service may use it. It calls
+              its source of params between batches, so the source should return immediately
               (`rlstack.acting.params.ParamsPuller`).
         """
         num_envs = inferencer.num_envs

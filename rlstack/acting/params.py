@@ -131,7 +131,7 @@ class RemoteParams:
 
         Args:
           get: `ParamsPublisher.get`, or a client of it.
-          decode: converts its bytes to params.
+          decode: converts the publisher's bytes to params.
         """
         self._get, self._decode = get, decode
 

@@ -1,4 +1,4 @@
-"""Step processors: functions of the user's own between an actor's environments and the replay.
+"""Step processors: users' functions between an actor's environments and the replay.
 
 A step processor is a function of a `Step`, the steps that some environments made at once. It
 returns what the replay stores instead: a `Step`, several of them, or None. It may change rewards

@@ -91,7 +91,8 @@ def by_device(
         the mesh.
       mesh: the devices.
       in_specs: trees of ``jax.sharding.PartitionSpec`` that say how to divide the arguments.
-      out_specs: likewise trees that say how to join the parts of the results.
+      out_specs: trees of ``jax.sharding.PartitionSpec`` that say how to join the parts of the
+        results.
     """
     if hasattr(jax, "shard_map"):
         return jax.shard_map(

@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rlstack import devices
 
-_LEAVE_SECONDS = 2.0  # for the others to leave too
+_LEAVE_SECONDS = 2.0  # time for the other processes to leave, too
 # What the messages of collectives contain when another process has ended.
 _OF_LOSS = ("Gloo", "NCCL", "coordination service")
 

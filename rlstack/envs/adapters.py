@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
     reward: object  # a number
     discount: object  # a number: 0 at a termination, 1 at a truncation
     last: bool
-    info: Mapping[str, Any] = {}  # what the environment says about the step, by name
+    info: Mapping[str, Any] = {}  # the environment's data about the step, by name
     # Whether the step is FIRST although none was LAST: a seat that is not in its game, or joins it.
     first: bool = False
 
@@ -53,7 +53,8 @@ class SingleEnv(Protocol):
 
     Attributes:
       observation_spec: tree of specs; dtypes of 64 bits become those of 32 bits.
-      action_spec: tree of specs with the same dtypes; discrete actions count from 0.
+      action_spec: tree of specs, with dtypes narrowed in the same way; discrete actions count from
+        0.
     """
 
     observation_spec: Tree

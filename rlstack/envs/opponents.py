@@ -137,7 +137,7 @@ class SyncEnvWithOpponents(_WithOpponents[SyncEnv]):
         super().__init__(pool, seating, opponents, names)
         self._nest = Nest(self.spec.action)
         self._seats_of = [np.flatnonzero(seating.players == i) for i in range(len(opponents))]
-        self._last: TimeStep | None = None  # of all seats; None between send and recv
+        self._last: TimeStep | None = None  # last steps of all seats; None between send and recv
 
     def reset(self) -> TimeStep:
         """Starts a new episode of every game and returns the learner's FIRST steps."""

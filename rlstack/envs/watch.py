@@ -175,7 +175,7 @@ def at_last_resort(function: Callable[[str], object]) -> Iterator[None]:
     """While the body runs, calls a function if a call hangs and cannot be made to raise.
 
     Args:
-      function: takes the message; runs in a thread of its own.
+      function: called with the message, in a separate thread.
     """
     global _last_resort
     before, _last_resort = _last_resort, function

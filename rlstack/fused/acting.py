@@ -31,7 +31,7 @@ class Acting(NamedTuple):
     agent: AgentState  # [B, ...]
     rng_key: PRNGKey
     returns: Array  # [B] float32, of the episodes so far, without `timestep`
-    lengths: Array  # [B] int32, likewise, in actions
+    lengths: Array  # [B] int32, numbers of actions in these episodes
 
 
 class EpisodeStats(NamedTuple):
@@ -95,7 +95,7 @@ class Actors:
         """Stores the parts.
 
         Args:
-          agent: acts by its ``actor_step``.
+          agent: the agent whose ``actor_step`` acts.
           env: the environments.
           num_envs: number of environments, B.
           check_finite: whether to look for rewards and observations that are not finite.

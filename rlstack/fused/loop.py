@@ -53,9 +53,9 @@ class CompiledLoop:
         """Stores the parts.
 
         Args:
-          actors: acts and steps the environments, as `Actors` do.
-          updater: learns, as an `Updater` does.
-          replay: acts and learns for one iteration, as a `Queue` or `Ring` does.
+          actors: an object that acts and steps the environments, like `Actors`.
+          updater: an object that makes updates, like an `Updater`.
+          replay: an object that acts and learns for one iteration, like a `Queue` or `Ring`.
           devices: the devices that share the environments.
         """
         self.env, self.num_envs = actors.env, actors.num_envs
@@ -203,7 +203,7 @@ class FusedLoop(CompiledLoop):
 
         Args:
           cfg: the rules of the replay.
-          agent: acts and learns.
+          agent: the agent that acts and learns.
           env: the environments.
           num_envs: number of environments.
           steps_per_update: environment steps, per environment, between two attempts to learn (not

@@ -37,7 +37,7 @@ class _Unrolls:
                 f"number of environments ({num_envs}), because all of them complete their unrolls "
                 "at once. Change --replay.batch-size or --env.num-envs."
             )
-        self._unrolls = max(1, cfg.batch_size // num_envs)  # in one batch
+        self._unrolls = max(1, cfg.batch_size // num_envs)  # unrolls in one batch
         self._parts = max(1, num_envs // cfg.batch_size)  # batches of one unroll
         self.steps = self._unrolls * cfg.unroll_length
         self.most_updates = self._parts
@@ -153,8 +153,8 @@ class Queue(_Unrolls):
 class StepsState(NamedTuple):
     """The steps of the unrolls in progress."""
 
-    steps: Transition  # [n * T + 1, B, ...] of the n unrolls of an iteration
-    held: Array  # [] int32, the number of steps that there are
+    steps: Transition  # [n * T + 1, B, ...], steps of the n unrolls of an iteration
+    held: Array  # [] int32, number of steps so far
 
 
 class StepQueue(_Unrolls):

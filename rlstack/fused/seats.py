@@ -75,8 +75,8 @@ class SetActors:
         """Stores the parts.
 
         Args:
-          players: act, by the name of the policy.
-          rows: the rows that each policy plays, increasing; together all rows.
+          players: policy name -> the player that acts for the policy.
+          rows: policy name -> the rows that it plays, in increasing order; together all rows.
           env: the environments.
           num_seats: seats of one game, which are consecutive rows.
           learning: the policies whose frames count towards the budget.
@@ -92,7 +92,7 @@ class SetActors:
         }
         self._row_order = np.argsort(self._order)
         self._num_seats = num_seats
-        self._games = self._order // num_seats  # of each place; dealing does not change it
+        self._games = self._order // num_seats  # the game of each place, which never changes
         self._without_choice = without_choice(env.spec)
         self._counted = np.array([name in learning for name in players])
 
@@ -135,7 +135,7 @@ class SetActors:
         return fresh._replace(agent=agent)
 
     def tally(self) -> EpisodeStats:
-        """Returns a tally of nothing: of each place, and the last two fields of each row."""
+        """Returns a tally with all counts 0, by place; its last two fields are by row."""
         return no_tally(self.num_envs)
 
     def total(self, tally: EpisodeStats) -> EpisodeStats:

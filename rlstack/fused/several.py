@@ -48,7 +48,7 @@ class SetUpdater:
         return {name: one.none(learning[name], batch[name]) for name, one in self.by_name.items()}
 
     def version(self, learning: Mapping[str, Learning]) -> Array:
-        """Returns the number of updates that every policy has made, [] int32."""
+        """Returns the smallest number of updates that a policy has made, [] int32."""
         return functools.reduce(jnp.minimum, [one.version for one in learning.values()])
 
     def failed(self, updates: Mapping[str, Updates]) -> Array:

@@ -127,7 +127,7 @@ class JaxBackend:
         return {}
 
     def step_infos(self, env_ids: np.ndarray) -> list[dict[str, float]]:
-        """Returns no numbers, likewise."""
+        """Returns no numbers, because environments in JAX give none."""
         return [{} for _ in env_ids]
 
     @property

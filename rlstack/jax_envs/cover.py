@@ -13,7 +13,7 @@ from rlstack.jax_envs.game import GameOutcome
 from rlstack.types import Array, PRNGKey, PyTree
 
 _MOVES = np.array([[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]], np.float32)
-_STEP = 0.15  # of a move, in the units of the square [-1, 1]^2
+_STEP = 0.15  # length of a move, in the units of the square [-1, 1]^2
 _NEAR = 0.3  # agents that are nearer to each other than this collide
 
 

@@ -169,7 +169,7 @@ def _of_floats(
     tree: PyTree,
     others: Callable[[list[Array]], list[Array]] = lambda leaves: leaves,
 ) -> Any:
-    """Returns the tree with its float leaves changed together, and its other leaves likewise."""
+    """Returns the tree with its float leaves changed together, and the rest by ``others``."""
     leaves, structure = jax.tree.flatten(tree)
     floats = [x for x in leaves if _is_float(x)]
     changed = iter(change(floats) if floats else ())

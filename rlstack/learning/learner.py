@@ -132,7 +132,7 @@ class Learner(Node):
             self._compiling = in_thread(self._update.compile, params, learner_state, batch)
         self.params, self.learner_state = self._placement.all_of(begin(rng_key))
         self.version = 0
-        self._idle: Batch | None = None  # what a process that has no batch takes to an update
+        self._idle: Batch | None = None  # zeros, for an update in which this process has no batch
         self._draw_seconds = self._device_seconds = 0.0
 
     @remote(idempotent=True)

@@ -63,7 +63,7 @@ class OneCall:
         """Prepares the jitted update; the first use or `compile` compiles it.
 
         Args:
-          agent: learns by its ``learner_step``.
+          agent: the agent whose ``learner_step`` is compiled.
           placement: the devices; XLA divides the update over several.
           check_finite: whether an update that is not finite changes nothing.
         """

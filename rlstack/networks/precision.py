@@ -24,7 +24,7 @@ from rlstack.networks.layers.linear import Linear, NoisyLinear
 from rlstack.types import PyTree
 
 _Arguments = ParamSpec("_Arguments")
-_LAYERS = (hk.Linear, Linear, NoisyLinear, Conv2D)  # those that compute in less precision
+_LAYERS = (hk.Linear, Linear, NoisyLinear, Conv2D)  # layers that compute in less precision
 
 
 def in_precision(

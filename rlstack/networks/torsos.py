@@ -24,7 +24,7 @@ from rlstack.types import PyTree
 
 _NATURE_SIZE = 36  # each side: smaller images have no pixel left after the third convolution
 # Like `ACTION_MASK`, an entry of a dict observation that has a meaning of its own.
-CRITIC_STATE = "critic_state"  # what only a critic sees, in learning: the state of a game
+CRITIC_STATE = "critic_state"  # an entry that only critics see, in learning: a game's state
 # Whose torso reads an observation. A policy never sees an entry CRITIC_STATE; a critic sees it with
 # the other entries (all), or alone (state).
 Reader = Literal["policy", "all", "state"]

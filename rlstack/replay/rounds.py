@@ -149,7 +149,7 @@ class Reports:
         rows = cfg.unroll_length + 1
         self._all = np.arange(num_envs)
         self._steps = np.zeros(num_envs, np.int64)
-        self._versions = np.zeros((rows, num_envs), np.int64)  # of the last steps
+        self._versions = np.zeros((rows, num_envs), np.int64)  # params versions of the last steps
         self._is_last = np.zeros((rows, num_envs), bool)
         self._newest = np.full(num_envs, -1, np.int64)
         self._complete = np.zeros(num_envs, bool)

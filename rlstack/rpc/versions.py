@@ -10,7 +10,7 @@ import rlstack
 from rlstack.rpc.header import MAGIC
 
 REFUSED = b"RLSTACK-VERSION "  # a text follows; never changes, so that all versions can read it
-_UNKNOWN = "unknown"  # of a checkout that is not installed
+_UNKNOWN = "unknown"  # the version of a checkout that is not installed
 
 
 @functools.cache

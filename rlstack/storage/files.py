@@ -52,7 +52,7 @@ def write(
       path: the path of the file, which is replaced.
       content: the content of the file; text is encoded in UTF-8.
       to_disk: whether to wait until the content is on the disk, to survive a loss of power.
-      check: called just before the old file is replaced, which an error prevents.
+      check: called just before the old file is replaced; if it raises an error, the old file stays.
 
     Raises:
       OSError: the file cannot be written; the old one stays.

@@ -94,7 +94,7 @@ class JsonlLogger:
         Args:
           path: the path of the file.
           clock: returns Unix seconds.
-          before_write: called before each line; an exception of it is raised.
+          before_write: called before each line; `write` raises its exceptions.
         """
         self._clock, self._before_write = clock, before_write
         Path(path).parent.mkdir(parents=True, exist_ok=True)

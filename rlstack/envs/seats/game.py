@@ -145,12 +145,12 @@ class _Table(Table):
         super().__init__(game, name)
         self._lock = threading.Lock()
         self._announced: dict[int, Tree | None] = {}
-        self._outcome: GameStep | None = None  # of the step that seats take now
+        self._outcome: GameStep | None = None  # result of the step that seats take now
         self._kinds = [0] * len(game.seats)  # the step types of the seats in it
         self._untaken: set[int] = set()  # seats that have not taken it
         self._left: set[int] = set()  # seats that are not in the game any more
         self._over = True
-        self._returns = [0.0] * len(game.seats)  # of the seats, in the episode in progress
+        self._returns = [0.0] * len(game.seats)  # returns of the seats in the episode in progress
 
     def announce(self, seat: int, action: Tree | None) -> None:
         """Takes the next action of a seat, None for a new game."""

@@ -40,7 +40,7 @@ class Ending(NamedTuple):
 class Turn(NamedTuple):
     """The result of an action in a game of turns."""
 
-    seat: int | None  # whose turn it is; None if the game is over
+    seat: int | None  # the seat that acts next; None if the game is over
     reward: float = 0.0  # the sum of this seat's rewards since its last turn
     ended: Mapping[int, Ending] = MappingProxyType(
         {}
@@ -109,7 +109,7 @@ class _TurnTable(Table):
         self._ended: dict[int, float] = {}  # seats for which the game has ended, with discounts
         self._waiting = set[int]()  # seats that want a new game
         self._due: dict[int, dm_env.TimeStep] = {}
-        self._announced: dict[int, Tree | None] = {}  # in a synchronous pool
+        self._announced: dict[int, Tree | None] = {}  # next actions by seat, in a synchronous pool
         self._returns = [0.0] * self._number
         self._seen: dict[int, Tree] = {}  # the last observations of seats that have ended
         self.infos: dict[int, Mapping[str, Any]] = {}

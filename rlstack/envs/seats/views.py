@@ -47,7 +47,7 @@ class SharedPool:
           rows: view name -> the view's rows in increasing order. Every row of the pool belongs to
             exactly one view.
           num_seats: number of seats of one game.
-          rng: deals places to seats; None leaves each place at its row.
+          rng: the generator that assigns places to seats; None leaves each place at its row.
 
         Raises:
           ValueError: a row has no view or several, or the rows are not whole games.
@@ -116,7 +116,8 @@ class SharedPool:
 
         Raises:
           ValueError, TypeError: the actions have a wrong structure or number of rows.
-          RuntimeError: called before ``reset``, or twice without ``recv``.
+          RuntimeError: ``reset`` was not called before, or ``recv`` was not called since the last
+            send.
         """
         if name not in self._started or name in self._sent or name in self._unread:
             rule = "reset" if name not in self._started else "recv after a send"

@@ -29,7 +29,7 @@ from rlstack.types import Array, PRNGKey, PyTree
 
 _log = logging.getLogger(__name__)
 
-_STEPS = 1000  # of an episode, as in Brax's training
+_STEPS = 1000  # steps of an episode, as in Brax's training
 
 
 class BraxState(NamedTuple):

@@ -59,7 +59,7 @@ class PriorityUpdates:
           client: a client of the server.
           address: the server's address.
           calls: the thread that makes the calls, which may block.
-          maxima: contains the largest priority.
+          maxima: the shared maxima, which include the largest priority.
           at_once: whether ``update`` waits until the update is done.
         """
         self._cfg, self._client, self._address = cfg, client, address
@@ -125,7 +125,7 @@ class ReverbReader:
           address: the server's address, ``host:port``.
           prefetch: number of items to sample ahead; with 0, ``can_sample`` is exact.
           num_actors: number of actors, needed for rounds. Actors share the environments evenly.
-          maxima: shared with the writing half.
+          maxima: the maxima that this half shares with the writing half.
           closed: returns whether the buffer has been closed since.
         """
         self._cfg, self._packing, self._address = cfg, packing, address

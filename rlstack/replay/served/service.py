@@ -22,7 +22,7 @@ from rlstack.replay.shared_memory import SharedMemReplayBuffer
 from rlstack.rpc import remote
 from rlstack.types import Logs, PyTree, Transition
 
-MOST_BATCHES = 8  # of one message
+MOST_BATCHES = 8  # largest number of batches in one message
 _LONGEST_WAIT = 2.0  # seconds that a call may wait, so that few threads of the transport do
 
 

@@ -81,7 +81,7 @@ class SharedMemWriter:
         self._me = (os.getpid(), start_time(os.getpid()), secrets.randbits(62))
         self._next_check = 0.0
         self._closed = False
-        self._refused_at: float | None = None  # of `may_write`, while it is refused
+        self._refused_at: float | None = None  # time of the last refusal by `may_write`
 
     def claim(self, env_ids: np.ndarray) -> None:
         """Makes this the writer of some environments.

@@ -75,7 +75,7 @@ class Server:
         self._sockets = threading.Lock()  # held by whoever uses a socket
         lock = threading.Lock()
         self._count = threading.Condition(lock)  # signals changes of the counts below
-        self._call = threading.Condition(lock)  # to the one that stands by
+        self._call = threading.Condition(lock)  # calls the thread that stands by
         self._threads = self._waiting = self._received = 0
         self._stands_by = self._called = False  # whether a thread does, and is to take over
         self._later = 0  # calls that wait for the result of a future

@@ -16,7 +16,7 @@ from rlstack.storage.datasets.shards import open_shard
 from rlstack.types import EnvSpec, PyTree, StepType, TimeStep
 
 _NOTE = "its header has no checksum, so damage of the header would not be noticed"
-_MOST_BYTES = 64 << 20  # of a header
+_MOST_BYTES = 64 << 20  # largest size of a header
 
 
 class Dataset:
