@@ -58,8 +58,8 @@ class Actor(Node):
               function without arguments that makes one, which `run` closes before it returns.
           inferencer: chooses the actions; it may be the ``courier.Client`` of an Inferencer's node.
           replay_buffer: stores the steps; None in evaluation.
-          rank: the number of this actor among the actors of a program. Global ids are ``rank *
-              num_envs + id``. None if there is only one actor, whose ids need no offset.
+          rank: the number of this actor among the actors of a program. Global ids are
+              ``rank * num_envs + id``. None if there is only one actor, whose ids need no offset.
           step_processor: changes the steps on their way to the replay buffer, see
               `rlstack.acting.step_processor`. The pool must have been made with ``step_info``.
         """
