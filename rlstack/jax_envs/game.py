@@ -105,8 +105,8 @@ class BatchedGame(BatchedEnv):
         """Steps every game; those at LAST ignore their actions and start anew.
 
         Args:
-          state: the state of the games. Arrays of a game are ``[B / S, ...]``, arrays of rows ``[B,
-            ...]``.
+          state: the state of the games. Arrays of a game are ``[B / S, ...]``, arrays of rows
+            ``[B, ...]``.
           action: ``[B, ...]`` in the structure of ``spec.action``.
         """
         by_game = jax.tree.map(lambda x: x.reshape((-1, self.num_seats, *x.shape[1:])), action)
