@@ -44,7 +44,7 @@ class RandomConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ScriptedConfig(Checked):
-    """Which rule to follow."""
+    """The rule of a scripted agent."""
 
     rule: str
     """ "module:callable" (observation [B, ...]) -> action [B, ...]. It is jitted, so it must use

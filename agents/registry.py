@@ -18,7 +18,7 @@ AgentClass = TypeVar("AgentClass", bound="type[Agent]")
 
 
 class Entry(NamedTuple):
-    """What programs need to know about an agent; `register` explains the fields."""
+    """An agent and the properties that programs need; `register` explains the fields."""
 
     agent: type[Agent]
     network: Callable[..., Network | PolicyAndCritic]
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
     compares_with_acting: bool
 
     def check(self, policy: PolicyConfig, network: NetworkConfig) -> None:
-        """Checks what the agent's loss excludes.
+        """Checks for options that the agent's loss excludes.
 
         Raises:
           ValueError: actions have other probabilities in acting than in learning, or there is no

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from rlstack.types import Array, PyTree
 
-BASE_STOCK = 15.0  # of `order_up_to_base_stock`, in units
+BASE_STOCK = 15.0  # the level of `order_up_to_base_stock`, in units
 
 
 def balance_cartpole(observation: Array) -> Array:
@@ -53,7 +53,7 @@ def jump_to_high_ground(observation: PyTree) -> PyTree:
 
 
 def order_up_to_base_stock(observation: Array) -> Array:
-    """Orders in `rlstack.envs.seats.supply_chain.SupplyChain` what the base stock lacks.
+    """Orders up to the base stock in `rlstack.envs.seats.supply_chain.SupplyChain`.
 
     This is the base stock rule of inventory control: whatever is demanded is ordered again, so that
     stock and units ordered, less units owed, stay at one level (Clark and Scarf, 1960).

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         Transition,
     )
 
-__version__: str  # of the installed distribution, as in pyproject.toml
+__version__: str  # version of the installed distribution, as in pyproject.toml
 
 _MODULES = {
     "Actor": "rlstack.acting.actor",

@@ -224,10 +224,10 @@ def gradient_step(
     state. A network with state gets its new state before its new weights.
 
     Args:
-      agent: whose hooks are called.
-      params: before the update.
-      learner_state: before the update.
-      data: to learn from, a batch or a part of one.
+      agent: the agent whose hooks are called.
+      params: the params before the update.
+      learner_state: the learner state before the update.
+      data: the data to learn from, a batch or a part of one.
       average: replaces the gradients and the output by their means over all parts of a batch.
     """
     grads, output = agent.compute_gradients(params, learner_state, data)
@@ -246,8 +246,8 @@ def is_finite(logs: Logs, params: Params) -> jax.Array:
     few percent of an update of a small network.
 
     Args:
-      logs: of the update.
-      params: after it.
+      logs: the logs of the update.
+      params: the params after the update.
     """
     found = [logs[name] for name in _DECISIVE if name in logs]
     if len(found) < len(_DECISIVE):

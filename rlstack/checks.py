@@ -51,7 +51,7 @@ class Checked:
 
 
 def are_distinct(indices: Sequence[int]) -> bool:
-    """Whether these can be indices of devices: at least 0, and each at most once."""
+    """Returns whether the numbers are distinct and at least 0, as indices of devices are."""
     return len(set(indices)) == len(indices) and min(indices, default=0) >= 0
 
 
@@ -85,7 +85,7 @@ class ExitError(ReportedError):
 
 @contextlib.contextmanager
 def no_exits(*allowed: type[BaseException]) -> Iterator[None]:
-    """Turns what is no `Exception`, except Ctrl-C, into an `ExitError`.
+    """Turns raised objects that are no `Exception`, except Ctrl-C, into an `ExitError`.
 
     Such an exception passes through every ``except Exception``. A SystemExit would then end a
     process without a word, and with status 0.
@@ -113,8 +113,9 @@ def place_of(lines: traceback.StackSummary, users: bool = False) -> str:
     """Returns FILE:LINE of the deepest line that the user knows, else of the deepest; "" of none.
 
     Args:
-      lines: of a traceback or a stack; those of the stack and of installed packages are not meant.
-      users: whether other lines do not count at all.
+      lines: the lines of a traceback or a stack. Lines of rlstack, of the standard library and of
+        installed packages are not the user's.
+      users: whether to consider only the user's lines.
     """
     own = [line for line in lines if not any(part in line.filename for part in _OF_OTHERS)]
     last = own[-1:] if users else (own or lines)[-1:]
@@ -149,7 +150,7 @@ def _first(mistakes: Iterable[str]) -> str:
 
 
 def is_config(value: object) -> bool:
-    """Whether a value is a dataclass, and not the class of one."""
+    """Returns whether a value is an instance of a dataclass, and not the class itself."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
@@ -173,7 +174,7 @@ def kinds_of(hint: Any) -> tuple[Any, ...]:
 
 
 def fits(hint: Any, value: object) -> bool:
-    """Whether a field with this type may have this value."""
+    """Returns whether a field of this type may have this value."""
     return any(_fits(kind, value) for kind in kinds_of(hint))
 
 
@@ -197,7 +198,7 @@ def _fits(kind: Any, value: object) -> bool:
 
 
 def described(hint: Any) -> str:
-    """Returns what a field with this type may have, for messages."""
+    """Describes the allowed values of a field of this type, for messages."""
     return " or ".join(map(_described, kinds_of(hint)))
 
 

@@ -42,7 +42,7 @@ RENAMED = {
 
 
 def renamed(module: str) -> str:
-    """Returns a module's name of today, if the stack had this module under an older name."""
+    """Returns the current name of a module, which may be given by an older name."""
     for old, new in RENAMED.items():
         if f"{module}.".startswith(f"{old}."):
             today = new + module[len(old) :]
@@ -111,17 +111,17 @@ def load_hook(field: str, hook: Hook) -> Any:
 
 
 def call_factory(field: str, hook: Hook, wanted: str, *arguments: object) -> Any:
-    """Returns what a factory of the user's own makes.
+    """Calls a user's factory; returns its result.
 
     Args:
       field: the field of the config that names the factory, for messages.
       hook: the factory.
-      wanted: its signature and what it must return, for messages.
+      wanted: the factory's signature and what it must return, for messages.
       *arguments: the arguments of the call.
 
     Raises:
       ValueError: there is no such module or name.
-      WrongKindError: it is not callable, or does not take these arguments.
+      WrongKindError: the factory is not callable, or does not take these arguments.
     """
     factory = load_hook(field, hook)
     check_callable(f"{field} {name_of(hook)} must be a function {wanted}", factory, *arguments)
@@ -129,7 +129,7 @@ def call_factory(field: str, hook: Hook, wanted: str, *arguments: object) -> Any
 
 
 def check_callable(rule: str, function: Any, *arguments: object) -> None:
-    """Checks that a function of the user's own takes these arguments, without calling it.
+    """Checks that a user's function takes these arguments, without calling it.
 
     Args:
       rule: the beginning of the message, which says where and what is required.
@@ -137,7 +137,7 @@ def check_callable(rule: str, function: Any, *arguments: object) -> None:
       *arguments: only their number is used.
 
     Raises:
-      WrongKindError: it is not callable, or does not take this number of arguments.
+      WrongKindError: the function is not callable, or does not take this number of arguments.
     """
     if not callable(function):
         raise WrongKindError(f"{rule}; got {type(function).__name__} {function!r:.80}.")
@@ -188,7 +188,7 @@ class Sources:
 
     def __init__(self, package: str) -> None:
         self._package = package
-        self._texts: dict[str, str] = {}  # by module, in alphabetical order
+        self._texts: dict[str, str] = {}  # module -> its text, in alphabetical order
 
     def texts(self) -> Mapping[str, str]:
         """Returns the source of each module, by its name."""

@@ -23,18 +23,18 @@ _STREAM = 0x5EED  # so that the key differs from those that jax.random.split giv
 
 
 class StatefulParams(NamedTuple):
-    """What a learner publishes for a network with state; the network is in evaluation mode."""
+    """Published params of a network with state; with them, the network is in evaluation mode."""
 
     weights: Params
     state: PyTree  # empty for a network with dropout only
 
 
 class TrainingParams(NamedTuple):
-    """The same params in a loss; the network is in training mode."""
+    """Params of a network with state in a loss; with them, the network is in training mode."""
 
     weights: Params
     state: PyTree
-    rng_key: PRNGKey  # for dropout
+    rng_key: PRNGKey  # the key for dropout
 
 
 def has_state(network: Any) -> bool:

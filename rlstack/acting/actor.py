@@ -29,10 +29,10 @@ _LOOK_PERIOD = 1.0  # seconds between two checks of whether to stop, during a wa
 
 
 class ReplayWriter(Protocol):
-    """The writer's side of a ReplayBuffer; `Actor.step` gives no timeout, `Actor.run` does."""
+    """The writer's side of a ReplayBuffer; only `Actor.run` passes a timeout."""
 
     def add(self, env_ids: np.ndarray | None, transition: Transition) -> None:
-        """Stores one step of some environments; None means all in order."""
+        """Stores one step of the environments ``env_ids``; None stands for all in order."""
 
 
 class Actor(Node):
@@ -59,7 +59,7 @@ class Actor(Node):
           inferencer: chooses the actions; it may be the ``courier.Client`` of an Inferencer's node.
           replay_buffer: stores the steps; None in evaluation.
           rank: the number of this actor among the actors of a program. Global ids are
-              ``rank * num_envs + id``. None for the only actor, because its ids need no offset.
+              ``rank * num_envs + id``. None if there is only one actor, whose ids need no offset.
           step_processor: changes the steps on their way to the replay buffer, see
               `rlstack.acting.step_processor`. The pool must have been made with ``step_info``.
         """
@@ -173,7 +173,7 @@ class Actor(Node):
         )
 
     def _store(self, processed: ProcessedSteps, transition: Transition) -> None:
-        """Stores what the step processor makes of a step."""
+        """Stores the steps that the step processor returns for a step."""
         for step in processed.process(self._env_ids, transition):
             if self._replay_buffer is not None:
                 self._replay_buffer.add(step.env_ids + self._offset, step.transition)

@@ -50,7 +50,7 @@ class BatchJoiner:
     """Joins requests into one batch of one of a few sizes, in arrays that are reused."""
 
     def __init__(self, sizes: Sequence[int], num_envs: int) -> None:
-        """Allocates nothing yet.
+        """Prepares to join requests; buffers are allocated on first use.
 
         Args:
           sizes: batch sizes in ascending order, up to ``num_envs``.

@@ -77,7 +77,7 @@ def as_logs(evaluation: Evaluation) -> Logs:
 
 
 class Row(NamedTuple):
-    """What an evaluation counts of one step of every environment."""
+    """The data of one step of all environments that an evaluation needs to count episodes."""
 
     step_type: Array  # [B] int32
     reward: Array  # [B] float32
@@ -146,7 +146,7 @@ class Evaluator:
           params: the params to evaluate.
           env: a `rlstack.envs.SyncEnv` of ``num_envs``, perhaps with opponents; the caller closes
             it.
-          progress: called after each step with the number of episodes that ended, and of all.
+          progress: called after each step with the number of ended episodes and of all episodes.
 
         Raises:
           ValueError: the pool does not have ``num_envs`` environments.
@@ -213,9 +213,9 @@ class _EpisodeStats:
     """The episodes of one evaluation.
 
     Attributes:
-      returns: of the episodes of each environment.
-      lengths: likewise.
-      ended: number of episodes that count.
+      returns: undiscounted returns of the episodes that count, one list for each environment.
+      lengths: lengths of the same episodes in steps, one list for each environment.
+      ended: number of episodes that count so far.
       total: number of episodes to play.
       cut: number of episodes that were cut.
     """

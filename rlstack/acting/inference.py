@@ -1,4 +1,4 @@
-"""What all forms of inference share: the config, the answer, and the interface for callers.
+"""The common parts of all forms of inference: config, answer, and interface for callers.
 
 `rlstack.acting.inferencer` acts in this process, `rlstack.acting.inference_service` acts for many
 callers, and `rlstack.acting.inference_client` calls a service.
@@ -29,7 +29,7 @@ class InferencerLike(Protocol):
 
 
 class Servable(InferencerLike, Protocol):
-    """An Inferencer as its service needs it: state can be reset, and restored after an error."""
+    """The interface of an Inferencer that a service needs: acting, and control of agent state."""
 
     num_envs: int
     obs_spec: PyTree

@@ -42,9 +42,9 @@ class InferenceService:
         """Starts the threads that compute batches and that end overdue requests.
 
         Args:
-          cfg: how requests are collected.
-          inferencer: acts; from now on only this service may use it. It calls its source of params
-              between batches, so the source should return immediately
+          cfg: options for collecting requests into batches.
+          inferencer: the inferencer that acts; from now on only this service may use it. It calls
+              its source of params between batches, so the source should return immediately
               (`rlstack.acting.params.ParamsPuller`).
         """
         num_envs = inferencer.num_envs
@@ -136,14 +136,14 @@ class InferenceService:
 
     @property
     def sizes_seen(self) -> tuple[int, ...]:
-        """The batch sizes so far; each was compiled once."""
+        """The batch sizes used so far; each was compiled once."""
         return tuple(sorted(self._joiner.sizes_seen))
 
     def close(self, timeout: float = 30.0) -> None:
         """Makes every waiting call raise, and ends the worker after the current batch.
 
         Raises:
-          TimeoutError: that batch does not end within ``timeout`` seconds.
+          TimeoutError: the current batch does not end within ``timeout`` seconds.
         """
         self._ended.set()
         self._queue.close()

@@ -62,8 +62,8 @@ class Inferencer(Node):
         """Prepares to act.
 
         Args:
-          cfg: how often to ask for newer params. A `ServiceConfig` also determines how a node
-              collects requests.
+          cfg: options, such as how often to ask for newer params. A `ServiceConfig` also determines
+              how a node collects requests.
           agent: the agent that acts, by its ``actor_step``.
           learner: the source of params, which is called at the first batch and every
               ``sync_interval`` batches. With the ``courier.Client`` of a Learner's node, params are
@@ -72,14 +72,14 @@ class Inferencer(Node):
           rng_key: the acting key; this object owns and consumes it.
           global_ids: int ``[num_envs]``, the ids of these environments in the whole experiment, for
             exploration that depends on them; None for 0, 1, ...
-          device: acts; None for the first of ``cfg.devices``. Without these, it is the device of
-            the params.
-          run_counts: the counts with which new agent state begins, or a function that returns
-            those of now. Exploration then goes on when a run is resumed, and when this object or
-            an actor that it serves is started again.
+          device: the device for acting; None for the first of ``cfg.devices`` or, if there are
+            none, the device of the params.
+          run_counts: the counts with which new agent state begins, or a function that returns the
+            current counts. With them, exploration schedules continue when a run is resumed, and
+            when this object or one of its actors restarts.
 
         Raises:
-          ValueError: there is no such device.
+          ValueError: a device of ``cfg.devices`` does not exist.
         """
         self._cfg = cfg
         chosen = devices.local(cfg.devices[:1], f"{type(cfg).__name__}: devices")

@@ -1,4 +1,4 @@
-"""Params on their way from an accelerator to actors on the CPU: one transfer a version."""
+"""Copies params from an accelerator to actors on the CPU, in one transfer per version."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ class OnHost:
 
     Attributes:
       transfers: number of arrays copied so far.
-      transferred_bytes: their size.
+      transferred_bytes: number of bytes of these arrays.
     """
 
     def __init__(self, *, from_cpu: bool = False) -> None:
-        """Copies nothing yet.
+        """Prepares to copy params.
 
         Args:
-          from_cpu: whether params on a CPU are copied too, to measure what an accelerator does.
+          from_cpu: whether to copy params that are on a CPU, too. It shows on a CPU what happens
+            with an accelerator.
         """
         self._from_cpu = from_cpu
         self._packing = Packing()

@@ -1,4 +1,4 @@
-"""Several small arrays as one, so that they leave the device together.
+"""Packs several small arrays into one, so that they leave the device together.
 
 Each result of a jitted call costs microseconds of its own, in the runtime and in the conversion to
 numpy. For a small network this is a large part of acting.
@@ -17,7 +17,7 @@ from rlstack.types import Array, PyTree
 
 
 class _Leaf(NamedTuple):
-    """Where a leaf is: a part of the array of words, or an array of its own."""
+    """The place of a leaf: a part of the array of words, or an array of its own."""
 
     words: slice | None
     dtype: np.dtype

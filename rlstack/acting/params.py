@@ -52,7 +52,7 @@ class ParamsPublisher:
     """Provides a learner's newest params as bytes; safe to call from many threads."""
 
     def __init__(self, learner: ParamsSource, encode: Callable[[PyTree], bytes]) -> None:
-        """Stores its parts.
+        """Stores the arguments.
 
         Args:
           learner: the source of params; published params must not change later.
@@ -74,7 +74,7 @@ class ParamsPublisher:
           newer_than: the version that the reader has; -1 for none.
 
         Raises:
-          ParamsClosedError: after `close`.
+          ParamsClosedError: `close` was called before.
         """
         if self._closed:
             raise ParamsClosedError("ParamsPublisher.get: the publisher is closed.")
@@ -106,7 +106,7 @@ class ParamsPublisher:
         self._closed = True
 
     def _bytes_of(self, version: int, params: Params) -> bytes:
-        """Encodes each version at most once; other readers of a version wait for the first one."""
+        """Encodes each version at most once; concurrent readers wait for the first encoding."""
         with self._encoding:
             if self._encoded is not None and self._encoded[0] == version:
                 return self._encoded[1]
@@ -127,11 +127,11 @@ class RemoteParams:
         get: Callable[[int], tuple[int, bytes] | None],
         decode: Callable[[bytes], PyTree],
     ) -> None:
-        """Stores its parts.
+        """Stores the arguments.
 
         Args:
           get: `ParamsPublisher.get`, or a client of it.
-          decode: converts its bytes to params.
+          decode: converts the publisher's bytes to params.
         """
         self._get, self._decode = get, decode
 
@@ -155,7 +155,7 @@ class ParamsPuller:
         """Starts the thread and waits for the first params.
 
         Args:
-          source: where to pull from; its calls should return in bounded time.
+          source: the source of the params; its calls should return in bounded time.
           interval: seconds between two pulls.
           patience: seconds for which pulls may fail before `get_params` raises.
           first_timeout: seconds to wait for the first params.
@@ -190,7 +190,7 @@ class ParamsPuller:
 
         Raises:
           ParamsError: pulls have failed for longer than ``patience``.
-          ParamsClosedError: after `close`.
+          ParamsClosedError: `close` was called before.
         """
         if self._closed:
             raise ParamsClosedError("ParamsPuller.get_params: it is closed.")
@@ -209,7 +209,7 @@ class ParamsPuller:
 
         Raises:
           ParamsError: pulls have failed for longer than ``patience``.
-          ParamsClosedError: after `close`.
+          ParamsClosedError: `close` was called before.
         """
         with self._condition:
             self._condition.wait_for(
@@ -235,7 +235,7 @@ class ParamsPuller:
         """Ends the thread as soon as the current call of the source returns.
 
         Raises:
-          TimeoutError: that call takes longer than ``timeout`` seconds.
+          TimeoutError: the source's current call takes longer than ``timeout`` seconds.
         """
         if not self._stop(timeout):
             raise TimeoutError(

@@ -43,7 +43,7 @@ class Request:
         self.leaves = leaves  # the leaves of its timestep, each [n, ...]
         self.arrived = time.perf_counter()
         self.client: Client
-        self.start = 0  # its first row in the batch
+        self.start = 0  # the request's first row in the batch
         self.answer: Future[Inference] = Future()
         self.is_settled = False  # whether the future has, or is about to have, a result
 
@@ -61,7 +61,7 @@ class Client:
 
     def __init__(self, name: ClientName, index: int, incarnation: int) -> None:
         self.name = name
-        self.index = index  # its index in the table of owners
+        self.index = index  # the client's index in the table of owners
         self.incarnation = incarnation
         self.seen = 0.0  # time of its last call or answer
         self.waiting = 0  # number of its requests in the queue
@@ -139,7 +139,7 @@ class Clients:
 class Taken(NamedTuple):
     """A batch to act on."""
 
-    requests: list[Request]  # in the order of their environments
+    requests: list[Request]  # sorted by their environments
     to_reset: np.ndarray | None  # [num_envs] bool, environments to reset before acting
 
 

@@ -1,4 +1,4 @@
-"""How an actor takes part in rounds: it acts until it has reported, then waits for newer params."""
+"""The gate of an actor in rounds: it acts until it has reported, then waits for newer params."""
 
 from __future__ import annotations
 

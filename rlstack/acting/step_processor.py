@@ -1,4 +1,4 @@
-"""Step processors: functions of the user's own between an actor's environments and the replay.
+"""Step processors: users' functions between an actor's environments and the replay.
 
 A step processor is a function of a `Step`, the steps that some environments made at once. It
 returns what the replay stores instead: a `Step`, several of them, or None. It may change rewards
@@ -73,8 +73,8 @@ class WholeEpisodes:
         """Stores the function.
 
         Args:
-          function: from the steps of an episode, leaves ``[L, ...]``, FIRST to LAST, and the infos
-            of the steps, to the steps to store. It must not write to its arguments.
+          function: maps the steps of an episode, FIRST to LAST, leaves ``[L, ...]``, and the infos
+            of these steps to the steps to store. It must not write to its arguments.
         """
         self._function = function
         self._held: dict[int, list[tuple[Transition, Info]]] = {}
@@ -117,7 +117,7 @@ def make_processor(hook: Hook, num_envs: int) -> Processor:
 
     Raises:
       ValueError: the factory cannot be imported.
-      WrongKindError: it, or what it makes, is not such a function.
+      WrongKindError: the factory or the function that it returns has the wrong signature.
     """
     field = "Experiment: step_processor"
     made: Any = call_factory(field, hook, _WANTED, num_envs)

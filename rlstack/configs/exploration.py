@@ -99,10 +99,10 @@ class PolicyConfig(Checked):
 
     @property
     def is_of_agent(self) -> bool:
-        """Whether actions are drawn from the agent's own distribution, or as its options say."""
+        """Whether actions come from the agent's own distribution or the agent's own options."""
         return self.kind == "agent" or (self.kind == "sample" and not self.warm_up)
 
     @property
     def counts(self) -> bool:
-        """Whether actions depend on the progress of the environments."""
+        """Whether the choice of actions depends on the progress of the environments."""
         return self.schedule != "constant" or self.warm_up > 0

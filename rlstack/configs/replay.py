@@ -159,7 +159,7 @@ class ReplayConfig(Checked):
 
     @property
     def chosen_service(self) -> Literal["reverb", "table"]:
-        """What holds the items in the topology distributed, on this machine."""
+        """The service for this machine in the topology distributed, with auto resolved."""
         if self.service != "auto":
             return self.service
         found = importlib.util.find_spec("reverb") is not None

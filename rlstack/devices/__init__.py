@@ -23,8 +23,8 @@ def local(indices: Sequence[int], field: str) -> list[jax.Device]:
     """Returns the devices with these indices.
 
     Args:
-      indices: in ``jax.local_devices()``.
-      field: of a config, for the error.
+      indices: indices into ``jax.local_devices()``.
+      field: the name of the config field that holds the indices, for the error.
 
     Raises:
       ValueError: there is no device with one of the indices.
@@ -38,8 +38,8 @@ def mesh_of(indices: Sequence[int], field: str) -> Mesh | None:
     """Returns a mesh of devices with the axis ``batch``; None if there are no indices.
 
     Args:
-      indices: in ``jax.local_devices()``.
-      field: of a config, for the error.
+      indices: indices into ``jax.local_devices()``.
+      field: the name of the config field that holds the indices, for the error.
 
     Raises:
       ValueError: there is no device with one of the indices.
@@ -51,7 +51,7 @@ def mesh_of(indices: Sequence[int], field: str) -> Mesh | None:
 
 
 def compile_collectives_anew() -> None:
-    """Turns off JAX's persistent cache in this process if collectives from it would fail.
+    """Turns off JAX's persistent cache in this process if cached collectives would fail.
 
     Call it before compiling a function that runs on several devices.
     """
@@ -64,9 +64,9 @@ def check(indices: Sequence[int], count: int, field: str) -> None:
     """Checks indices of devices.
 
     Args:
-      indices: of devices.
-      count: the number of devices that there are.
-      field: of a config, for the error.
+      indices: indices of devices.
+      count: the number of existing devices.
+      field: the name of the config field that holds the indices, for the error.
 
     Raises:
       ValueError: an index is not less than ``count``.
@@ -84,13 +84,15 @@ def by_device(
 ) -> Callable[..., Any]:
     """Returns a function that each device of a mesh runs with its parts of the arguments.
 
-    It does not check that results which are to be everywhere are the same everywhere.
+    Replicated results must be equal on all devices; this is not checked.
 
     Args:
-      function: of the parts; its collectives name the axes of the mesh.
+      function: the function that each device calls with its parts; its collectives name the axes of
+        the mesh.
       mesh: the devices.
-      in_specs: how the arguments are divided, trees of ``jax.sharding.PartitionSpec``.
-      out_specs: how the parts of the results belong together.
+      in_specs: trees of ``jax.sharding.PartitionSpec`` that say how to divide the arguments.
+      out_specs: trees of ``jax.sharding.PartitionSpec`` that say how to join the parts of the
+        results.
     """
     if hasattr(jax, "shard_map"):
         return jax.shard_map(

@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rlstack import devices
 
-_LEAVE_SECONDS = 2.0  # for the others to leave too
+_LEAVE_SECONDS = 2.0  # time for the other processes to leave, too
 # What the messages of collectives contain when another process has ended.
 _OF_LOSS = ("Gloo", "NCCL", "coordination service")
 
@@ -36,7 +36,7 @@ class Group:
     """This process's membership in a group, which `join` has made.
 
     Attributes:
-      index: of this process.
+      index: the index of this process.
       count: number of processes.
     """
 
@@ -70,11 +70,11 @@ def join(
 
     Args:
       address: "host:port" of process 0, free there.
-      index: of this process.
+      index: the index of this process.
       count: number of processes.
       host: the IPv4 address of this process, at which gloo listens.
       visible: the GPUs of this machine that this process may use; None for all.
-      timeout: in seconds, for all to join.
+      timeout: seconds within which all processes must join.
     """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     devices.compile_collectives_anew()
@@ -100,7 +100,7 @@ def of_process(process: int) -> list[jax.Device]:
 
 @contextlib.contextmanager
 def losses_named() -> Iterator[None]:
-    """Raises `GroupLostError` for what JAX raises if a process ends during a collective."""
+    """Replaces JAX's error for a process that ended during a collective by `GroupLostError`."""
     try:
         yield
     except (ValueError, RuntimeError) as error:  # gloo's is a ValueError
@@ -112,7 +112,7 @@ def losses_named() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _gloo_listens_at(host: str) -> Iterator[None]:
-    """Makes gloo listen at one address; by default it takes that of the name of the host.
+    """Makes gloo listen at one address; its default is the address of the host's name.
 
     JAX has no option for it. Gloo's own thread, which receives messages, then preempts no other.
     """
@@ -156,7 +156,7 @@ def _preempt_no_other(thread: int) -> None:
 
 @contextlib.contextmanager
 def _without_handlers_of_signals() -> Iterator[None]:
-    """Keeps JAX from handling SIGTERM, which tells this process to end; newer versions do not."""
+    """Keeps JAX from handling SIGTERM, which ends this process; newer versions do not handle it."""
     from jax._src import distributed
 
     name = "initialize_preemption_sync_manager"
@@ -168,7 +168,7 @@ def _without_handlers_of_signals() -> Iterator[None]:
 
 
 def _leave() -> None:
-    """Leaves the group at the end of this process; ends it at once if the others do not leave."""
+    """Leaves the group at the end of this process; if the others do not leave, ends it at once."""
     leaving = threading.Thread(target=jax.distributed.shutdown, daemon=True)
     leaving.start()
     leaving.join(_LEAVE_SECONDS)

@@ -1,4 +1,4 @@
-"""The arrays of a batch in at most two, so that they reach a device, and other devices, together.
+"""Packs the arrays of a batch into at most two, so that they reach devices together.
 
 Each array that moves costs tens of microseconds of its own, and each collective more, however small
 it is. So a share of a batch is packed on the host into an array of words (leaves of 32 bits) and
@@ -36,7 +36,7 @@ class _Leaf(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What a packed share consists of; it is hashable, so jitted functions can depend on it."""
+    """The layout of a packed share. It is hashable, so it can be a static argument of `jax.jit`."""
 
     structure: jax.tree_util.PyTreeDef
     leaves: tuple[_Leaf, ...]
@@ -76,8 +76,8 @@ class Layout(NamedTuple):
         """Returns the joined shares, in a function that JAX traces.
 
         Args:
-          words: those of each share, ``[N, n]`` uint32.
-          octets: their bytes, ``[N, m]`` uint8.
+          words: the words of each share, ``[N, n]`` uint32.
+          octets: the bytes of each share, ``[N, m]`` uint8.
         """
         ends, found = {True: 0, False: 0}, []
         for leaf in self.leaves:
@@ -108,8 +108,8 @@ def columns(tree: PyTree, rows: PyTree, parts: int) -> Sequence[PyTree]:
 
     Args:
       tree: arrays.
-      rows: the axis of each leaf that is divided.
-      parts: their number.
+      rows: the axis along which each leaf is divided, a tree.
+      parts: number of parts.
     """
     if parts == 1:
         return [tree]

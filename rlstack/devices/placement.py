@@ -1,4 +1,4 @@
-"""Where a learner's arrays are: on one device, or divided over several."""
+"""Placement of a learner's arrays: on one device, or divided over several."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class Placement:
         """Finds the devices.
 
         Args:
-          indices: in ``jax.local_devices()`` of each process; empty for JAX's default device.
+          indices: indices into ``jax.local_devices()`` of each process; empty for JAX's default
+            device.
           processes: number of processes, which have joined a `rlstack.devices.group`.
 
         Raises:
@@ -113,7 +114,7 @@ class Placement:
         """Divides a batch over the devices; on one device, the jitted update moves it.
 
         Raises:
-          ValueError: its size is no multiple of the number of devices.
+          ValueError: the size of the batch is no multiple of the number of devices.
         """
         if not self.several:
             return batch
@@ -127,14 +128,14 @@ class Placement:
         """Divides a batch like `batch`, with the arrays of each share packed as two.
 
         Args:
-          batch: of this process.
+          batch: the batch of this process.
           votes: int32 ``[n]``, which each share of this process gets as well.
 
         Returns:
           The layout of a share of (batch, votes), and the words and bytes of all shares.
 
         Raises:
-          ValueError: its size is no multiple of the number of devices.
+          ValueError: the size of the batch is no multiple of the number of devices.
         """
         self._check(batch)
         axis_of_weights: Any = 0

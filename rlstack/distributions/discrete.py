@@ -159,10 +159,10 @@ def multi_categorical(
 
 
 def check_mask(where: str, logits: Array, mask: Array) -> None:
-    """Checks that a mask is as large as the logits, for broadcasting would change its meaning.
+    """Checks that a mask has the shape of the logits; broadcasting would change its meaning.
 
     Raises:
-      ValueError: it is not; the message begins with ``where``.
+      ValueError: the shapes differ; the message begins with ``where``.
     """
     if np.shape(mask) != np.shape(logits):
         shape = np.shape(logits)

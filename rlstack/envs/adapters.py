@@ -39,11 +39,11 @@ _log = logging.getLogger(__name__)
 class Outcome(NamedTuple):
     """The result of one step of one environment, not yet checked."""
 
-    observation: Tree  # in the structure of the observation spec
+    observation: Tree  # has the structure of the observation spec
     reward: object  # a number
     discount: object  # a number: 0 at a termination, 1 at a truncation
     last: bool
-    info: Mapping[str, Any] = {}  # what the environment says about the step, by name
+    info: Mapping[str, Any] = {}  # the environment's data about the step, by name
     # Whether the step is FIRST although none was LAST: a seat that is not in its game, or joins it.
     first: bool = False
 
@@ -53,7 +53,8 @@ class SingleEnv(Protocol):
 
     Attributes:
       observation_spec: tree of specs; dtypes of 64 bits become those of 32 bits.
-      action_spec: the same, and discrete actions count from 0.
+      action_spec: tree of specs, with dtypes narrowed in the same way; discrete actions count from
+        0.
     """
 
     observation_spec: Tree
@@ -79,7 +80,7 @@ class SingleEnv(Protocol):
         """Starts an episode and returns the observation.
 
         Args:
-          seed: of the environment's random numbers, if it is given.
+          seed: the seed of the environment's random numbers; None leaves them as they are.
           index: the number of the episode, if it is given and the environment has a method
             ``reset_with_index(index)``, which then starts the episode; the seed is not used.
         """
@@ -286,7 +287,7 @@ class FromZero:
         """Returns an observation of the environment as rlstack has it.
 
         Raises:
-          EnvError: it has another structure than its space.
+          EnvError: the observation's structure differs from that of its space.
         """
         if not self._shifted:
             return observation
@@ -383,8 +384,8 @@ def narrow_spec(spec: specs.Array, where: str) -> specs.Array:
     Bounds of real numbers that stand for none are infinite, see `with_open_bounds`.
 
     Args:
-      spec: of an observation or an action.
-      where: its name in errors.
+      spec: the spec of an observation or an action.
+      where: the name of the spec in errors.
 
     Raises:
       EnvError: a discrete spec has more values than the dtype.

@@ -49,7 +49,7 @@ def empty_buffer(observation: list[specs.Array], size: int) -> TimestepBuffer:
 
 
 class AutoResetEnv:
-    """One environment that resets itself on the step after LAST, and is checked at every step.
+    """One environment with checks, which resets itself on the step after LAST.
 
     Attributes:
       observation: the observation's structure and specs.

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class Backend(Protocol):
-    """How a pool runs its environments.
+    """Runs the environments of a pool.
 
     Every environment is either *held* (the caller has received its last row) or *in flight*.
     ``reset`` puts all environments in flight, ``send`` puts some in flight, and ``recv`` returns
@@ -75,7 +75,7 @@ def spec_fields(observation: Nest, action: Nest) -> tuple[EnvSpec, list[np.dtype
 
 @dataclasses.dataclass(frozen=True)
 class PoolConfig:
-    """How to run a pool; each backend ignores the fields of the others."""
+    """The options of a pool; each backend ignores the fields of the others."""
 
     size: int
     "Number of environments."
@@ -217,8 +217,8 @@ def check_ids(env_ids: ArrayLike, size: int) -> np.ndarray:
     """Returns ``env_ids`` as a new int32 vector of distinct ids in [0, size).
 
     Raises:
-      TypeError: they are not integers.
-      ValueError: they are not a vector, empty, out of range, or not distinct.
+      TypeError: the ids are not integers.
+      ValueError: the ids are no vector, are empty, are out of range, or repeat.
     """
     ids = np.asarray(env_ids)
     if ids.ndim != 1 or ids.size == 0:
@@ -239,7 +239,7 @@ class MaskCount:
     """Counts the steps whose action mask marks no action as legal, and warns of the first.
 
     Attributes:
-      total: their number; None if the environments have no action mask.
+      total: number of such steps; None if the environments have no action mask.
     """
 
     _warned: ClassVar[set[str]] = set()  # names of environments; each evaluation has a new pool
@@ -275,8 +275,8 @@ class StepCheck:
         """Prepares the check.
 
         Args:
-          name: of the environments, in errors.
-          observation_spec: of one observation.
+          name: the name of the environments in errors.
+          observation_spec: the spec of one observation.
           finite: whether NaN and infinity are errors.
         """
         nest = Nest(observation_spec)
@@ -299,7 +299,8 @@ class StepCheck:
         """Checks the rewards and observations ``[B, ...]`` of the environments ``env_ids``.
 
         Raises:
-          EnvError: one of them is NaN or infinite, or outside of its space.
+          EnvError: a reward or observation is NaN or infinite, or an observation is outside its
+            space.
         """
         if self._finite and not _is_finite(timestep.reward):
             raise self._not_finite(env_ids, timestep.reward, "the reward")

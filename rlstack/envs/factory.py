@@ -30,7 +30,7 @@ def make_backend(name_or_builder: str | EnvBuilder, type_: str, config: PoolConf
     Args:
       name_or_builder: see ``SyncEnv``.
       type_: one of ``TYPES``, or ``"async"``, which is ``"auto"`` for an asynchronous pool.
-      config: how to run them.
+      config: the options of the pool.
 
     Raises:
       ValueError: unknown name or type.

@@ -44,7 +44,7 @@ class ForLoopBackend:
         self._size = config.size
         self._announced = [(i, env) for i, env in self._envs.items() if env.announces]
         self._buffer = self._fresh_buffer()
-        self._metrics: dict[int, dict[str, float]] = {}  # of each environment's last episode
+        self._metrics: dict[int, dict[str, float]] = {}  # id -> numbers of the last episode
 
     def _fresh_buffer(self) -> TimestepBuffer:
         return empty_buffer(self._observation.leaves, self._size)

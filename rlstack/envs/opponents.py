@@ -71,7 +71,7 @@ class _WithOpponents(Generic[AnyPool]):
       spec: the spec of the wrapped pool.
       num_envs: number of the learner's seats.
       env_ids: ``[num_envs]`` int32, 0 to num_envs - 1.
-      opponents: for each environment, the name of its opponent.
+      opponents: names of the opponents, one for each environment.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class SyncEnvWithOpponents(_WithOpponents[SyncEnv]):
         super().__init__(pool, seating, opponents, names)
         self._nest = Nest(self.spec.action)
         self._seats_of = [np.flatnonzero(seating.players == i) for i in range(len(opponents))]
-        self._last: TimeStep | None = None  # of all seats; None between send and recv
+        self._last: TimeStep | None = None  # last steps of all seats; None between send and recv
 
     def reset(self) -> TimeStep:
         """Starts a new episode of every game and returns the learner's FIRST steps."""

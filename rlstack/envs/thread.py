@@ -62,7 +62,7 @@ class ThreadBackend:
         self._together = config.wait_num == config.size
         self._buffer = empty_buffer(head.observation.leaves, config.size)
         self._ids = np.arange(config.size, dtype=np.int32)
-        self._metrics: dict[int, dict[str, float]] = {}  # of each environment's last episode
+        self._metrics: dict[int, dict[str, float]] = {}  # id -> numbers of the last episode
         self._tasks: queue.SimpleQueue = queue.SimpleQueue()
         self._done: queue.SimpleQueue = queue.SimpleQueue()
         self._step_timeout = config.step_timeout

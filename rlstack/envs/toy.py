@@ -126,7 +126,7 @@ class MemoryCue(_Episodic):
         return specs.DiscreteArray(self._num_cues, np.int32, "answer")
 
     def _restart(self) -> np.ndarray:
-        """Shows a random cue."""
+        """Starts an episode with a random cue."""
         self._cue, self._time = int(self._rng.integers(self._num_cues)), 0
         return self._show(self._cue)
 

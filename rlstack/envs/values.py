@@ -1,4 +1,4 @@
-"""Values of a spec: their checks at every door, and where the choices of a space start.
+"""Values of a spec: checks of values from outside, and where the choices of a space start.
 
 In rlstack, discrete values count from 0. The spaces of Gymnasium, PettingZoo and EnvPool may start
 elsewhere, such as ``Discrete(3, start=5)``. Pools shift their values, and keep the start in their
@@ -198,9 +198,9 @@ def fitted(array: np.ndarray, spec: specs.Array, where: str, *, finite: bool = T
 
     Args:
       array: ``[..., *shape]`` numbers or bools, the environment's own values.
-      spec: of the values.
+      spec: the spec of the values.
       where: the beginning of messages.
-      finite: whether NaN and infinity are refused.
+      finite: whether to refuse NaN and infinity.
 
     Returns:
       An array of the same shape in the dtype of the spec, counted from 0.

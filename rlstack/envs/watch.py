@@ -1,4 +1,4 @@
-"""A watch on code of others that runs in the caller's own thread, and may never return.
+"""Watches other people's code that runs in the caller's thread and may never return.
 
 The caller writes what it calls, which costs less than a clock would. One thread of the process
 looks at that from time to time. If nothing changes for longer than allowed, it makes the call
@@ -32,14 +32,14 @@ _log = logging.getLogger(__name__)
 
 
 class Hangs(BaseException):
-    """Is raised in a call that takes too long; an ``except Exception`` there lets it pass."""
+    """Raised inside a call that takes too long; ``except Exception`` does not catch it."""
 
 
 class Limit(NamedTuple):
-    """How long a call may take."""
+    """A time limit for calls."""
 
     seconds: float
-    option: str  # that sets it
+    option: str  # the name of the option that sets the limit
 
 
 class Watch:
@@ -49,15 +49,15 @@ class Watch:
 
     Attributes:
       at: the number of what is called.
-      count: of the calls; the caller increases it before each call.
+      count: the number of calls so far; the caller increases it before each call.
     """
 
     def __init__(self, name: str, kind: str = "Env") -> None:
-        """Watches nothing yet.
+        """Creates a watch; `calls` starts watching.
 
         Args:
-          name: of what is called, for messages.
-          kind: what `at` counts; "" if there is only one.
+          name: the name of the called object, for messages.
+          kind: the kind of object that `at` numbers; "" if there is only one object.
         """
         self.at = self.count = 0
         self._name, self._kind = name, kind
@@ -109,7 +109,7 @@ class Watch:
             _log.error("%s It cannot be interrupted, and goes on.", self._hangs)
 
     def raise_if_hanging(self) -> None:
-        """Raises in the thread that calls, if its call in progress takes too long."""
+        """Raises `Hangs` in the calling thread if its call in progress takes too long."""
         now = (self._thread, self.count, self.at)
         if self._hangs and now == self._seen and self._thread == threading.get_ident():
             raise Hangs(self._hangs)
@@ -158,8 +158,8 @@ def line_of(thread: int, users: bool = False) -> str:
     """Returns FILE:LINE of the user's code in which a thread is, or else of its deepest line.
 
     Args:
-      thread: its identifier.
-      users: whether other code than the user's has no line.
+      thread: the thread's identifier.
+      users: whether to return "" if no line is in the user's code.
     """
     frame = sys._current_frames().get(thread)
     return place_of(traceback.extract_stack(frame), users) if frame is not None else ""
@@ -175,7 +175,7 @@ def at_last_resort(function: Callable[[str], object]) -> Iterator[None]:
     """While the body runs, calls a function if a call hangs and cannot be made to raise.
 
     Args:
-      function: takes the message; runs in a thread of its own.
+      function: called with the message, in a separate thread.
     """
     global _last_resort
     before, _last_resort = _last_resort, function
@@ -192,7 +192,7 @@ _thread: threading.Thread | None = None
 
 
 def _add(watch: Watch) -> None:
-    """Looks at a watch from now on."""
+    """Starts looking at a watch."""
     global _thread
     with _lock:
         watch._is_added = True
@@ -228,7 +228,7 @@ def _look_at_all(elapsed: float) -> None:
 
 
 def _forget_thread() -> None:
-    """In a forked child: the thread has stayed in the parent."""
+    """Resets this module in a forked child, which does not inherit the watching thread."""
     global _thread, _lock
     _thread, _lock = None, threading.Lock()
     for watch in list(_watches):

@@ -1,4 +1,4 @@
-"""Makes the policy and the schedule that a `PolicyConfig` describes."""
+"""Builds the policy and the schedule of a `PolicyConfig`."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Greedy:
-    """Takes the mode of the distribution, or as Atari's evaluations sometimes a random action."""
+    """Takes the mode of the distribution or, with probability epsilon, a random action."""
 
     epsilon: float = 0.0
     "Probability of a uniformly random legal action, for discrete actions; see `EpsilonGreedy`."

@@ -61,7 +61,7 @@ def with_run_counts(state: PyTree, run_counts: RunCounts) -> PyTree:
 
     Args:
       state: pytree of ``[B, ...]``, with or without `Counts`.
-      run_counts: of each environment; schedules then go on from there.
+      run_counts: the counts that every environment starts with; schedules continue from them.
     """
 
     def replaced(node: PyTree) -> PyTree:

@@ -12,7 +12,7 @@ from rlstack.types import AgentOut, AgentState, Array, Params, PRNGKey, TimeStep
 
 
 class FrozenParams(NamedTuple):
-    """Params with the progress of the run that they are from."""
+    """Params with the progress of the run at the time when they were taken."""
 
     params: Params
     env_steps: Array  # [] int32, of each environment

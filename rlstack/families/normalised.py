@@ -46,7 +46,7 @@ class Statistics(NamedTuple):
     """Running statistics of observations and rewards."""
 
     observation: Any  # a RunningStatistics, or those of the network's Standardiser
-    reward: RunningStatistics  # of rewards, or of discounted returns
+    reward: RunningStatistics  # statistics of rewards, or of discounted returns
 
 
 class NormalisedParams(NamedTuple):

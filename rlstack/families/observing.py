@@ -40,8 +40,8 @@ def load_processor(hook: Hook) -> Callable[[PyTree], PyTree]:
     """Returns the user's function, and checks its signature.
 
     Raises:
-      ValueError: it cannot be imported.
-      WrongKindError: it is not a function of one argument.
+      ValueError: the function cannot be imported.
+      WrongKindError: the hook is not a function of one argument.
     """
     function = load_hook(_FIELD, hook)
     check_callable(f"{_FIELD} {name_of(hook)} must be a function {_WANTED}", function, None)
@@ -49,12 +49,12 @@ def load_processor(hook: Hook) -> Callable[[PyTree], PyTree]:
 
 
 class View:
-    """What the user's function makes of the observations of a spec.
+    """The user's observation function, applied to the observations of a spec.
 
     Attributes:
-      obs_spec: of the environment.
-      seen_spec: of what the function returns. Entries that it returns unchanged keep their specs;
-        others have no bounds.
+      obs_spec: the spec of the environment's observations.
+      seen_spec: the spec of the function's result. Entries that the function returns unchanged keep
+        their specs; others have no bounds.
     """
 
     def __init__(self, hook: Hook, obs_spec: PyTree) -> None:
@@ -62,11 +62,11 @@ class View:
 
         Args:
           hook: the function, see `load_processor`.
-          obs_spec: of one observation of the environment.
+          obs_spec: the spec of one observation of the environment.
 
         Raises:
-          ValueError: it cannot be imported, it does not fit these observations, or it returns no
-            arrays.
+          ValueError: the function cannot be imported, does not fit these observations, or returns
+            no arrays.
         """
         self._hook, self.obs_spec = hook, obs_spec
         self._function = load_processor(hook)
@@ -131,13 +131,13 @@ class Observing(Wrapped):
     def actor_step(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: AgentState
     ) -> tuple[AgentOut, AgentState]:
-        """Acts on what the agent sees of steps ``[B, ...]``."""
+        """Acts on the view of the steps ``[B, ...]``."""
         return self.agent.actor_step(rng_key, params, self.view(timestep), state)
 
     def learner_step(
         self, params: Params, learner_state: LearnerState, batch: Batch
     ) -> tuple[Params, LearnerState, LearnerOutput]:
-        """Updates the agent from what it sees of the batch."""
+        """Updates the agent from the view of the batch."""
         return self.agent.learner_step(params, learner_state, self._seen(batch))
 
     def _seen(self, batch: Batch) -> Batch:
@@ -151,7 +151,7 @@ class ObservingEpochs(Observing, WrappedEpochs):
     def prepare(
         self, params: Params, learner_state: LearnerState, batch: Batch
     ) -> tuple[LearnerState, PyTree, Array]:
-        """Calls the agent's ``prepare`` with what it sees of the batch."""
+        """Calls the agent's ``prepare`` with the view of the batch."""
         return self.agent.prepare(params, learner_state, self._seen(batch))
 
 
@@ -159,7 +159,7 @@ def observing(agent: Agent, view: View) -> Agent:
     """Returns the wrapped agent, whose observations are those of the environment.
 
     Args:
-      agent: made for ``view.seen_spec``.
-      view: what it sees.
+      agent: an agent built for observations of ``view.seen_spec``.
+      view: converts the environment's observations to those that the agent sees.
     """
     return ObservingEpochs(agent, view) if isinstance(agent, EpochAgent) else Observing(agent, view)

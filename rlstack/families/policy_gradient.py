@@ -264,7 +264,7 @@ def actor_critic_loss(
 
 
 def weighted_as_acted(unrolled: Unrolled, advantages: Array, targets: Array) -> tuple[Array, Array]:
-    """Weights what was estimated for on-policy actions by how likely the actions are now.
+    """Weights on-policy estimates by the change of the actions' probabilities since acting.
 
     Unrolls overlap by one step, so the params before the last update chose the first action of an
     unroll, also in lock-step. The weight of a step is ``min(1, ratio)``, with the ratio of the
@@ -299,7 +299,7 @@ def kl_estimate(log_ratios: Array, mask: Array) -> Array:
 
     Args:
       log_ratios: log probability by the learner's policy minus that by the one that acted.
-      mask: where to take the mean.
+      mask: True for the entries that count in the mean.
     """
     x = jnp.minimum(log_ratios, 20.0)
     return masked_mean(jnp.exp(x) - 1 - x, mask)

@@ -1,4 +1,4 @@
-"""Acting inside a compiled loop: what the Actor and the Inferencer do, as one pure function."""
+"""Acting inside a compiled loop: the work of Actor and Inferencer as one pure function."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Acting(NamedTuple):
     agent: AgentState  # [B, ...]
     rng_key: PRNGKey
     returns: Array  # [B] float32, of the episodes so far, without `timestep`
-    lengths: Array  # [B] int32, likewise, in actions
+    lengths: Array  # [B] int32, numbers of actions in these episodes
 
 
 class EpisodeStats(NamedTuple):
-    """What happened in some steps, of each environment; the sums are `total`'s."""
+    """Counts of what happened in some steps, for each environment; `total` sums them."""
 
     frames: Array  # [B] int32
-    episodes: Array  # [B] int32, that ended
+    episodes: Array  # [B] int32, episodes that ended
     returns: Array  # [B] float32, the sum of their returns
     lengths: Array  # [B] float32, the sum of their lengths
     bad: Array  # [B] uint8, the sum of what was wrong: `NOT_FINITE`, `OUTSIDE`
@@ -70,7 +70,7 @@ class EpisodeStats(NamedTuple):
 
 
 class Played(NamedTuple):
-    """What an evaluation counts of one step, ``[B]``, or of several, ``[T, B]``."""
+    """The data that an evaluation needs of one step, ``[B]``, or of several, ``[T, B]``."""
 
     step_type: Array  # int32
     reward: Array  # float32
@@ -78,9 +78,9 @@ class Played(NamedTuple):
 
 
 class Acted(NamedTuple):
-    """What an agent did in one step of some environments."""
+    """The result of acting on one step of some environments."""
 
-    output: PyTree  # [B, ...] of its ``actor_step``
+    output: PyTree  # [B, ...], the output of the agent's ``actor_step``
     state: AgentState  # [B, ...] before the step
     next_state: AgentState  # [B, ...]
     next_key: PRNGKey
@@ -95,9 +95,9 @@ class Actors:
         """Stores the parts.
 
         Args:
-          agent: acts by its ``actor_step``.
+          agent: the agent whose ``actor_step`` acts.
           env: the environments.
-          num_envs: their number, B.
+          num_envs: number of environments, B.
           check_finite: whether to look for rewards and observations that are not finite.
         """
         self.agent, self.env, self.num_envs = agent, env, num_envs
@@ -125,7 +125,7 @@ class Actors:
         return with_env_ids(self.agent.initial_state(self.num_envs), np.arange(self.num_envs))
 
     def tally(self) -> EpisodeStats:
-        """Returns a tally of nothing."""
+        """Returns a tally with all counts 0."""
         return no_tally(self.num_envs)
 
     def total(self, tally: EpisodeStats) -> EpisodeStats:
@@ -142,10 +142,10 @@ class Actors:
         """Acts once in every environment.
 
         Args:
-          params: to act with.
-          version: of these params, [] int32.
+          params: the params to act with.
+          version: the version of these params, [] int32.
           acting: the state.
-          tally: of what happened before.
+          tally: the counts before this step.
 
         Returns:
           The new state, the new tally, and the step, ``[B, ...]``, as a replay stores it.
@@ -179,7 +179,7 @@ class Actors:
         """Acts several times in every environment, for an evaluation.
 
         Args:
-          params: to act with.
+          params: the params to act with.
           acting: the state.
           steps: the number of times.
           most: the largest number of times, T.
@@ -205,10 +205,10 @@ class Actors:
             return jax.lax.fori_loop(0, steps, once, (acting, empty))
 
     def act(self, params: Params, timestep: TimeStep, state: AgentState, rng_key: PRNGKey) -> Acted:
-        """Acts on one step of every environment, which do not step.
+        """Acts on one step of every environment, without stepping the environments.
 
         Args:
-          params: to act with.
+          params: the params to act with.
           timestep: ``[B, ...]``.
           state: ``[B, ...]``, the agent's.
           rng_key: the acting key.

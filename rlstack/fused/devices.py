@@ -1,4 +1,4 @@
-"""Where the arrays of a compiled loop are: rows of environments divided over local devices.
+"""Placement of a compiled loop's arrays: environment rows are divided over local devices.
 
 XLA divides the computation by where its arrays are, and adds what the devices must exchange: sums
 of gradients, and rows that a minibatch takes from all devices. So the loop computes what one device
@@ -20,7 +20,7 @@ WHOLE = -1  # the axis of environments of an array that every device has whole
 
 
 class Devices:
-    """The devices of a loop; without a mesh they are one, and the methods change nothing."""
+    """The devices of a loop. Without a mesh there is one device, and the methods change nothing."""
 
     def __init__(self, mesh: Mesh | None = None) -> None:
         """Stores the mesh, which has one axis."""
@@ -30,8 +30,8 @@ class Devices:
         """Returns the sharding of each array; None for one device.
 
         Args:
-          tree: of arrays.
-          axes: for each array the axis of environments, which is divided, or `WHOLE`.
+          tree: a pytree of arrays.
+          axes: a tree with the axis of environments of each array, which is divided, or `WHOLE`.
         """
         if self._mesh is None:
             return None

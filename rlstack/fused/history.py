@@ -16,20 +16,20 @@ from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep
 
 
 class VersionTable(NamedTuple):
-    """The versions, in V slots."""
+    """The earlier versions of a policy, in V slots."""
 
     params: Params  # [V, ...]
-    numbers: Array  # [V] int32, a later version has a higher one; 0 for a free slot
+    numbers: Array  # [V] int32, version numbers, increasing with time; 0 for a free slot
 
 
 class HistoryState(NamedTuple):
-    """The state of a policy that plays versions."""
+    """The state of acting with versions of a policy."""
 
     agent: AgentState  # [places, ...]
-    slots: Array  # [places] int32, of the version that plays
+    slots: Array  # [places] int32, the slot of the version that plays
     counts: Array  # [places] bool, whether the game's result counts
-    games: Array  # [V] float32, of the other policy against each version; older ones count less
-    wins: Array  # [V] float32, of the other policy
+    games: Array  # [V] float32, games against each version; older games count less
+    wins: Array  # [V] float32, games that the other policy won against each version
 
 
 class HistoryActors:
@@ -56,12 +56,12 @@ class HistoryActors:
         """Stores the parts.
 
         Args:
-          actors: act with the params of one version.
+          actors: the actors that act with the params of one version.
           of: the policy whose versions play.
-          draw: latest, uniform or prioritised.
+          draw: the rule for drawing versions: latest, uniform or prioritised.
           slots: V, the largest number of versions.
-          forgetting: weight of the earlier games of a version after each further one.
-          prior: a version's games before the first, half of them won.
+          forgetting: factor on the number of a version's earlier games for each further game of it.
+          prior: number of games that each version starts with, half of them won.
         """
         self._actors, self._draw, self._slots = actors, draw, slots
         self._forgetting, self._prior = forgetting, prior
@@ -102,13 +102,13 @@ class HistoryActors:
         return self._actors.action(action)
 
     def judged(self, state: HistoryState, first: Array, last: Array, margin: Array) -> HistoryState:
-        """Returns the state after the results of the games that end.
+        """Records the results of the games that end; returns the new state.
 
         Args:
           state: the state.
           first: ``[places]`` bool, where a game begins.
-          last: ``[places]`` bool, where one ends.
-          margin: ``[places]`` the return of the other policy, less that of the version.
+          last: ``[places]`` bool, where a game ends.
+          margin: ``[places]``, the return of the other policy minus the version's return.
         """
         counts = state.counts | first
         scores = (jnp.sign(margin) + 1.0) / 2.0  # a draw is half a win

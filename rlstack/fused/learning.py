@@ -22,19 +22,19 @@ class Learning(NamedTuple):
 
 
 class Updates(NamedTuple):
-    """What a call learned."""
+    """The results of the updates of one call."""
 
     logs: Array  # [number of logs] float32, sums over the updates
     failed: Array  # [] bool, whether the last update was dropped
-    failed_logs: Array  # [number of logs] float32, of the update that was dropped
-    batch: Batch | tuple[()]  # of the update that was dropped, or zeros; () without the check
+    failed_logs: Array  # [number of logs] float32, logs of the update that was dropped
+    batch: Batch | tuple[()]  # batch of the dropped update, zeros if none; () without the check
 
 
 class Updater:
     """Makes updates; the methods are pure.
 
     Attributes:
-      names: of the logs.
+      names: the names of the logs.
     """
 
     def __init__(self, agent: Agent, *, check_finite: bool = True, devices: Devices) -> None:
@@ -77,7 +77,7 @@ class Updater:
 
         Args:
           learning: the state.
-          updates: what the call has learned so far.
+          updates: the results of this call's updates so far.
           make_batch: returns the batch, trajectory ``[T+1, B, ...]`` and weights ``[B]``. It is
             pure, and is called again to keep the batch of an update that fails.
           active: whether to make the update, [] bool.

@@ -23,7 +23,7 @@ NO_LIMIT = 2**31 - 1
 
 
 class LoopState(NamedTuple):
-    """All that a loop needs to continue; for a policy set see `rlstack.fused.several`."""
+    """The complete state of a loop; for a policy set see `rlstack.fused.several`."""
 
     learning: Any  # `Learning`
     acting: Any  # `Acting`
@@ -31,15 +31,15 @@ class LoopState(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """When a call ends: at the end of the iteration that reaches one of them."""
+    """Limits of a call, which ends with the first iteration that reaches one of them."""
 
     iterations: Array | int
-    frames: Array | int = NO_LIMIT  # of this call
+    frames: Array | int = NO_LIMIT  # environment frames made in this call
     version: Array | int = NO_LIMIT  # the number of updates, ever
 
 
 class Report(NamedTuple):
-    """What happened in a call."""
+    """The results of one call of the loop."""
 
     iterations: Array  # [] int32
     tally: EpisodeStats  # the total
@@ -53,10 +53,10 @@ class CompiledLoop:
         """Stores the parts.
 
         Args:
-          actors: acts and steps the environments, as `Actors` do.
-          updater: learns, as an `Updater` does.
-          replay: acts and learns for one iteration, as a `Queue` or `Ring` does.
-          devices: that share the environments.
+          actors: an object that acts and steps the environments, like `Actors`.
+          updater: an object that makes updates, like an `Updater`.
+          replay: an object that acts and learns for one iteration, like a `Queue` or `Ring`.
+          devices: the devices that share the environments.
         """
         self.env, self.num_envs = actors.env, actors.num_envs
         self._actors, self._updater = actors, updater
@@ -64,7 +64,7 @@ class CompiledLoop:
 
     @property
     def frames(self) -> int:
-        """The largest number of frames in one iteration; steps that begin an episode are none."""
+        """The largest number of frames in one iteration; an episode's first step is none."""
         return self._replay.steps * self.num_envs
 
     @property
@@ -80,8 +80,8 @@ class CompiledLoop:
         Args:
           learning: the initial params and learner state, a `Learning`.
           env_keys: ``[B, ...]``, from `BatchedEnv.keys`.
-          acting_key: of the acting, as the actors take it.
-          replay_key: of the draws from replay, likewise.
+          acting_key: seeds action sampling, in the form that the actors' ``start`` expects.
+          replay_key: seeds the draws from replay, in the form that the replay's ``start`` expects.
         """
         acting = self._actors.start(env_keys, acting_key)
         acting, replay = self._replay.start(learning, acting, replay_key)
@@ -131,17 +131,18 @@ class CompiledLoop:
         version: Array | int,
         returns: Array | float = 0.0,
     ) -> tuple[LoopState, Report]:
-        """Makes this number of iterations, whatever happens; for several loops under vmap.
+        """Makes a fixed number of iterations; for several loops under vmap.
 
         `run` under vmap would copy the whole state in each iteration, because it may end for one
         loop and not for another. After something that is not finite, no update is made.
 
         Args:
-          state: of the loop.
-          iterations: their number, the same for all loops.
+          state: the state of the loop.
+          iterations: number of iterations, the same for all loops.
           version: the number of updates, ever, after which no update is made.
-          returns: a sum of returns, to which those of episodes that end are added one after the
-            other. With that of the call before, the sum does not depend on where calls end.
+          returns: a sum of returns, to which the returns of episodes that end are added one after
+            the other. Pass the sum of the previous call, so that it does not depend on where calls
+            end.
         """
         most = jnp.asarray(version, jnp.int32)
 
@@ -202,14 +203,15 @@ class FusedLoop(CompiledLoop):
 
         Args:
           cfg: the rules of the replay.
-          agent: acts and learns.
+          agent: the agent that acts and learns.
           env: the environments.
-          num_envs: their number.
-          steps_per_update: steps of every environment between two attempts to learn (not fifo).
+          num_envs: number of environments.
+          steps_per_update: environment steps, per environment, between two attempts to learn (not
+            fifo).
           check_updates: whether an update with logs that are not finite is dropped and ends a call.
           check_steps: whether rewards or observations that are not finite end a call.
-          mesh: of the devices that share the environments and each batch, with one axis. None is
-            one device.
+          mesh: a mesh with one axis, of the devices that share the environments and each batch.
+            None for one device.
 
         Raises:
           ValueError: the replay's rules do not fit the number of environments.

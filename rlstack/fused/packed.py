@@ -1,4 +1,4 @@
-"""Steps of all environments in few arrays.
+"""Stores the steps of all environments in few arrays.
 
 A compiled loop writes a step and reads a batch of them in each iteration. On the CPU every array
 that it touches costs microseconds, so the small parts of a step are one array of words.
@@ -19,15 +19,15 @@ _MOST_WORDS = 32
 
 
 class _Part(NamedTuple):
-    """Where a part of a step is: words of the first array, or the next array of its own."""
+    """The place of one leaf of a step: words of the first array, or an array of its own."""
 
-    words: tuple[int, int] | None  # from, to
+    words: tuple[int, int] | None  # (start, stop) in the first array
     dtype: Any
-    shape: tuple[int, ...]  # of one environment
+    shape: tuple[int, ...]  # shape for one environment
 
 
 class _Layout(NamedTuple):
-    """How a step is packed."""
+    """The layout of a packed step."""
 
     structure: jax.tree_util.PyTreeDef
     parts: tuple[_Part, ...]
@@ -46,7 +46,7 @@ class PackedSteps:
         """Returns ``rows`` steps of zeros.
 
         Args:
-          rows: their number.
+          rows: number of steps.
           step: shapes and dtypes of one step, ``[B, ...]``.
         """
         leaves, structure = jax.tree.flatten(step)

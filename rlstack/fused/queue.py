@@ -1,4 +1,4 @@
-"""The on-policy part of a compiled loop: unrolls that are learned from once, as from a fifo."""
+"""The on-policy part of a compiled loop: each unroll is learned from once, as in a fifo."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from rlstack.types import Array, Batch, PRNGKey, PyTree, Transition
 
 
 class _Unrolls:
-    """How unrolls of all environments are learned from, in one batch or several.
+    """Splits unrolls of all environments into one or more batches and learns from them.
 
     Attributes:
-      steps: of every environment between two times of learning.
-      most_updates: the largest number of updates at such a time.
+      steps: environment steps, per environment, between two learning phases.
+      most_updates: the largest number of updates in one learning phase.
     """
 
     def __init__(self, cfg: ReplayConfig, actors: Actors, updater: Updater) -> None:
         """Stores the parts; ``batch_size`` and the number of environments must divide one another.
 
         Raises:
-          ValueError: they do not.
+          ValueError: neither number divides the other.
         """
         self._actors, self._updater = actors, updater
         self._length, self._batch_size = cfg.unroll_length, cfg.batch_size
@@ -37,7 +37,7 @@ class _Unrolls:
                 f"number of environments ({num_envs}), because all of them complete their unrolls "
                 "at once. Change --replay.batch-size or --env.num-envs."
             )
-        self._unrolls = max(1, cfg.batch_size // num_envs)  # in one batch
+        self._unrolls = max(1, cfg.batch_size // num_envs)  # unrolls in one batch
         self._parts = max(1, num_envs // cfg.batch_size)  # batches of one unroll
         self.steps = self._unrolls * cfg.unroll_length
         self.most_updates = self._parts
@@ -87,7 +87,7 @@ class Queue(_Unrolls):
     def start(
         self, learning: Learning, acting: Acting, rng_key: PRNGKey
     ) -> tuple[Acting, Transition]:
-        """Acts once: the first unroll begins with this step. The key is not used."""
+        """Acts once; the first unroll begins with this step. The key is unused."""
         del rng_key
         actors = self._actors
         acting, _, step = actors.step(learning.params, learning.version, acting, actors.tally())
@@ -121,8 +121,8 @@ class Queue(_Unrolls):
           learning: the state of learning.
           acting: the state of acting.
           last: the step that the last unroll ended with.
-          tally: of this iteration so far; ``bad`` has what happened before it too.
-          updates: what was learned before.
+          tally: the counts of this iteration so far; ``bad`` also covers earlier iterations.
+          updates: the results of this call's updates so far.
           most: number of updates, ever, after which no update is made, [] int32.
         """
         one = (acting, last, tally)
@@ -153,19 +153,19 @@ class Queue(_Unrolls):
 class StepsState(NamedTuple):
     """The steps of the unrolls in progress."""
 
-    steps: Transition  # [n * T + 1, B, ...] of the n unrolls of an iteration
-    held: Array  # [] int32, the number of steps that there are
+    steps: Transition  # [n * T + 1, B, ...], steps of the n unrolls of an iteration
+    held: Array  # [] int32, number of steps so far
 
 
 class StepQueue(_Unrolls):
-    """A queue that gets one step at a time, between which others may learn; for policy sets."""
+    """A queue that takes one step at a time; other policies may learn between steps."""
 
     def empty(self, step: Transition, rng_key: PRNGKey) -> StepsState:
         """Returns a queue without steps.
 
         Args:
           step: shapes and dtypes of the steps, ``[B, ...]``.
-          rng_key: not used.
+          rng_key: unused.
         """
         del rng_key
         steps = jax.tree.map(lambda x: jnp.zeros((self.steps + 1, *x.shape), x.dtype), step)
@@ -187,7 +187,8 @@ class StepQueue(_Unrolls):
           state: the steps.
           step: ``[B, ...]``.
           good: whether to add it, [] bool.
-          spent: not used: `learn` drops the unrolls of a policy that has made all its updates.
+          spent: unused, because `learn` drops the unrolls of a policy that has made all its
+            updates.
         """
         del spent
         steps = jax.tree.map(lambda old, x: old.at[state.held].set(x), state.steps, step)
@@ -203,7 +204,7 @@ class StepQueue(_Unrolls):
         Args:
           learning: the state of learning.
           state: the steps.
-          updates: what was learned before.
+          updates: the results of this call's updates so far.
           good: whether it may learn, [] bool.
           most: number of updates, ever, after which no update is made, [] int32.
         """

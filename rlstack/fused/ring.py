@@ -30,7 +30,7 @@ class RingState(NamedTuple):
     """The content of a replay."""
 
     steps: PackedSteps  # [rows, B, ...]
-    steps_added: Array  # [] int32, of each environment
+    steps_added: Array  # [] int32, steps added per environment
     unbroken: Array  # [] int32, the first step after the last break of the streams
     valid: Array  # [items, B] bool, where a cell has an item
     held: Array  # [] int32, items in the table
@@ -38,7 +38,7 @@ class RingState(NamedTuple):
     credit: Array  # [] int32, items that may be sampled now, in units of 1 / `Ring.unit`
     drawn: Array  # [] int32, items drawn, ever; stays at the largest int32
     rng_key: PRNGKey
-    masses: tuple[Array, ...]  # of the items, a `SumTree`; () if uniform
+    masses: tuple[Array, ...]  # masses of the items, levels of a `SumTree`; () if uniform
     largest: Array  # [] float32, the largest priority so far
 
 
@@ -46,7 +46,7 @@ class Ring:
     """A table of items in arrays; the methods are pure.
 
     Attributes:
-      steps: of every environment in one iteration.
+      steps: environment steps, per environment, in one iteration.
       most_updates: the largest number of updates in one iteration.
     """
 
@@ -104,7 +104,7 @@ class Ring:
 
         Args:
           step: shapes and dtypes of the steps, ``[B, ...]``.
-          rng_key: of its draws.
+          rng_key: the key for the replay's draws.
         """
         none = jnp.zeros((), jnp.int32)
         return RingState(

@@ -24,7 +24,7 @@ Player = Actors | HistoryActors
 
 
 class Seating(NamedTuple):
-    """Which row each place is, if seats are drawn."""
+    """Random seat assignment: ``rows[i]`` is the environment row that place i plays."""
 
     rows: Array  # [B] int32
     rng_key: PRNGKey
@@ -34,19 +34,19 @@ class SetActing(NamedTuple):
     """The state of acting; places are in the order of the policies."""
 
     env: BatchState
-    timestep: TimeStep  # [B, ...] of each place, the steps to act on next
+    timestep: TimeStep  # [B, ...], the step that each place acts on next
     agent: dict[str, AgentState]  # [places of the policy, ...]
     rng_key: dict[str, PRNGKey]
-    returns: Array  # [B] float32, of the episodes so far, without `timestep`
-    lengths: Array  # [B] int32, likewise, in actions
-    given: dict[str, PyTree]  # what policies that do not learn act with, which no step changes
+    returns: Array  # [B] float32, returns of the episodes so far, without `timestep`
+    lengths: Array  # [B] int32, numbers of actions in the episodes so far
+    given: dict[str, PyTree]  # params or `VersionTable` of the other policies; no step changes it
     seating: Seating | tuple[()]
     # [B] float32, the returns of the games so far, also of seats that have left; () in checkpoints
     scores: Array | tuple[()]
 
 
 class SetKeys(NamedTuple):
-    """The random keys of acting, and what policies that do not learn act with."""
+    """The random keys of acting, and the params of the policies that do not learn (``given``)."""
 
     acting: dict[str, PRNGKey]
     given: dict[str, PyTree]
@@ -58,7 +58,7 @@ class SetActors:
 
     Attributes:
       env: the environments.
-      num_envs: their number, B.
+      num_envs: number of environments, B.
       places: the places of each policy among all places.
     """
 
@@ -75,8 +75,8 @@ class SetActors:
         """Stores the parts.
 
         Args:
-          players: act, by the name of the policy.
-          rows: the rows that each policy plays, increasing; together all rows.
+          players: policy name -> the player that acts for the policy.
+          rows: policy name -> the rows that it plays, in increasing order; together all rows.
           env: the environments.
           num_seats: seats of one game, which are consecutive rows.
           learning: the policies whose frames count towards the budget.
@@ -92,7 +92,7 @@ class SetActors:
         }
         self._row_order = np.argsort(self._order)
         self._num_seats = num_seats
-        self._games = self._order // num_seats  # of each place; dealing does not change it
+        self._games = self._order // num_seats  # the game of each place, which never changes
         self._without_choice = without_choice(env.spec)
         self._counted = np.array([name in learning for name in players])
 
@@ -101,7 +101,7 @@ class SetActors:
 
         Args:
           env_keys: ``[B, ...]``, from `BatchedEnv.keys`.
-          keys: of acting.
+          keys: the keys for acting.
         """
         env, timestep = self.env.reset(env_keys)
         seating: Seating | tuple[()] = ()
@@ -135,7 +135,7 @@ class SetActors:
         return fresh._replace(agent=agent)
 
     def tally(self) -> EpisodeStats:
-        """Returns a tally of nothing: of each place, and the last two fields of each row."""
+        """Returns a tally with all counts 0, by place; its last two fields are by row."""
         return no_tally(self.num_envs)
 
     def total(self, tally: EpisodeStats) -> EpisodeStats:
@@ -160,10 +160,10 @@ class SetActors:
         """Acts once with every policy; then all environments step.
 
         Args:
-          params: of the policies that learn.
-          version: of these params, [] int32 each.
+          params: the params of each policy that learns.
+          version: the version of each of these params, [] int32.
           acting: the state.
-          tally: of what happened before.
+          tally: the counts before this step.
 
         Returns:
           The new state, the new tally, and the steps of the policies that learn, ``[places, ...]``

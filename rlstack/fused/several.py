@@ -1,4 +1,4 @@
-"""The compiled loop of a policy set: policies that act in the same games, of which some learn.
+"""The compiled loop of a policy set: all policies act in the same games, and some learn.
 
 It is the loop of one agent with parts that are dicts by policy. In an iteration all policies act
 for some steps, and then each one that learns does so from its own replay, in the order of the set.
@@ -30,7 +30,7 @@ ByName = dict[str, Any]
 
 
 class Learns(NamedTuple):
-    """How a policy of a set learns."""
+    """The agent and the rules with which a policy of a set learns."""
 
     agent: Agent  # acts and learns
     replay: ReplayConfig
@@ -48,7 +48,7 @@ class SetUpdater:
         return {name: one.none(learning[name], batch[name]) for name, one in self.by_name.items()}
 
     def version(self, learning: Mapping[str, Learning]) -> Array:
-        """Returns the number of updates that every policy has made, [] int32."""
+        """Returns the smallest number of updates that a policy has made, [] int32."""
         return functools.reduce(jnp.minimum, [one.version for one in learning.values()])
 
     def failed(self, updates: Mapping[str, Updates]) -> Array:
@@ -57,10 +57,10 @@ class SetUpdater:
 
 
 class SetReplay:
-    """The replays of the policies that learn, each with rules of its own; the methods are pure.
+    """The replays of the policies that learn, each with its own rules; the methods are pure.
 
     Attributes:
-      steps: of every environment in one iteration.
+      steps: environment steps, per environment, in one iteration.
       most_updates: the largest number of updates of a policy in one iteration.
     """
 
@@ -178,12 +178,13 @@ class SetLoop(CompiledLoop):
         """Stores the parts.
 
         Args:
-          learns: the policies that learn, in the order in which they do.
-          others: what acts for those that do not.
-          rows: see `SetActors`; its order is that of the policies.
+          learns: the policies that learn, in the order in which they make their updates.
+          others: the players of the policies that do not learn.
+          rows: the rows of each policy, see `SetActors`; the policies are in this order.
           env: the environments.
           num_seats: seats of one game.
-          steps_per_update: steps of every environment between two attempts to learn (not fifo).
+          steps_per_update: environment steps, per environment, between two attempts to learn (not
+            fifo).
           check_steps: whether rewards or observations that are not finite end a call.
 
         Raises:
@@ -220,7 +221,7 @@ class SetLoop(CompiledLoop):
 
 
 class Alone:
-    """A set of one policy: the loop of that policy, with the state and reports of a set's."""
+    """The loop of a single policy, with state and reports in the form of a set of policies."""
 
     def __init__(self, name: str, loop: FusedLoop) -> None:
         """Stores the name of the policy, and its loop."""

@@ -60,7 +60,7 @@ class SumTree:
         the 24 bits of float32: of a million equal leaves, some would be drawn 7 % too often.
 
         Args:
-          levels: of the tree.
+          levels: the levels of the tree, leaves first.
           bits: ``[levels, n]`` uint32, for the top level first.
         """
         ends = jnp.cumsum(_parts(levels[-1]))

@@ -1,4 +1,4 @@
-"""How other packages are imported.
+"""Tools for importing other packages.
 
 May import: nothing.
 """

@@ -1,4 +1,4 @@
-"""Modules that are imported when something of them is used.
+"""Modules that are imported when one of their attributes is first used.
 
 Some packages import others that few of their users need, and that take long to import.
 """
@@ -27,7 +27,7 @@ def deferred(*names: str) -> Iterator[None]:
     it. While the body runs, calls of such functions do nothing and return None.
 
     Args:
-      names: of the modules, packages before what they contain.
+      names: the names of the modules; a package comes before the modules in it.
     """
     stand_ins = {name: _StandIn(name) for name in names if name not in sys.modules}
     sys.modules.update(stand_ins)
@@ -54,7 +54,7 @@ class _StandIn(ModuleType):
         return self._call_of(name)
 
     def _call_of(self, name: str) -> Callable[..., Any]:
-        """Returns a function that imports the module when called, and calls the module's."""
+        """Returns a function that, when called, imports the module and calls its function."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if sys.modules.get(self.__name__) is self:
@@ -71,7 +71,8 @@ def defer_package(name: str) -> None:
     package was imported already, or is not installed.
 
     Args:
-      name: of the package, in one that imports its packages when they are used, as SciPy does.
+      name: the name of the package. The package around it must import its packages on first use, as
+        SciPy does.
     """
     outer = None if name in sys.modules else importlib.util.find_spec(name.partition(".")[0])
     if outer is None or outer.submodule_search_locations is None:

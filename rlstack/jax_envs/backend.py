@@ -1,4 +1,4 @@
-"""A pool of environments written in JAX: one jitted step of many; see `rlstack.envs.backend`."""
+"""A pool of environments written in JAX, with one jitted step; see `rlstack.envs.backend`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Compiled(NamedTuple):
     env: BatchedEnv
     reset: Callable[..., Any]
     step: Callable[..., Any]
-    step_rows: Callable[..., Any]  # of some rows of the batch
+    step_rows: Callable[..., Any]  # steps some rows of the batch
 
 
 class _Options(dict[str, Any]):
@@ -127,7 +127,7 @@ class JaxBackend:
         return {}
 
     def step_infos(self, env_ids: np.ndarray) -> list[dict[str, float]]:
-        """Returns no numbers, likewise."""
+        """Returns no numbers, because environments in JAX give none."""
         return [{} for _ in env_ids]
 
     @property

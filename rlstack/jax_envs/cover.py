@@ -13,12 +13,12 @@ from rlstack.jax_envs.game import GameOutcome
 from rlstack.types import Array, PRNGKey, PyTree
 
 _MOVES = np.array([[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]], np.float32)
-_STEP = 0.15  # of a move, in the units of the square [-1, 1]^2
+_STEP = 0.15  # length of a move, in the units of the square [-1, 1]^2
 _NEAR = 0.3  # agents that are nearer to each other than this collide
 
 
 class CoverState(NamedTuple):
-    """Where everything is."""
+    """The state of one episode: places, and the number of steps so far."""
 
     agents: Array  # [S, 2] float32
     landmarks: Array  # [S, 2] float32
@@ -26,7 +26,7 @@ class CoverState(NamedTuple):
 
 
 class Cover:
-    """As many agents as landmarks in the square [-1, 1]^2 should each cover another landmark.
+    """Agents in the square [-1, 1]^2 should each cover a different one of as many landmarks.
 
     It is a task like simple_spread of Lowe et al. (2017, arXiv:1706.02275), without momentum.
     Agents and landmarks begin at random places. An action stays, or moves by 0.15 in one of four

@@ -83,8 +83,8 @@ class BatchedEnv:
 
         Args:
           env: the environment.
-          seats: the axes that its observations, actions and rewards have besides those of the
-              specs: one of its seats for a game.
+          seats: sizes of the leading axes that the environment's observations, actions and rewards
+              have in addition to the specs. A game has one such axis, of its seats.
 
         Raises:
           EnvError: an observation does not have the structure, shape or dtype of its spec, or a
@@ -131,7 +131,7 @@ class BatchedEnv:
         """Steps every environment; those at LAST ignore their action and start an episode.
 
         Args:
-          state: of the environments.
+          state: the state of the environments.
           action: ``[B, ...]`` in the structure of ``spec.action``.
         """
         next_key, outcome, env, observation = self._advance(
@@ -160,7 +160,7 @@ class BatchedEnv:
 
     @property
     def render_fps(self) -> float | None:
-        """The steps in a second of this environment, for people; None if it does not say."""
+        """The environment's steps per second when it is shown to people; None if unknown."""
         return getattr(self._env, "render_fps", None)
 
     def render(self, state: BatchState, row: int) -> np.ndarray | str | None:

@@ -25,9 +25,10 @@ def make_jax_env(
         such as ``"brax/ant"``, one of Craftax after ``craftax/``, one of JaxMARL after
         ``jaxmarl/``, ``"module:callable"`` of a function or class that makes a `JaxEnv` or a game
         of several seats, or such a callable itself.
-      options: its keyword arguments. For gymnax: fields of the environment's params, such as
-        ``max_steps_in_episode``, and arguments of ``gymnax.make``. For Brax: ``episode_length``,
-        and arguments of the environment, such as ``backend``. For Craftax: fields of its params.
+      options: keyword arguments of the builder. For gymnax: fields of the environment's params,
+        such as ``max_steps_in_episode``, and arguments of ``gymnax.make``. For Brax:
+        ``episode_length``, and arguments of the environment, such as ``backend``. For Craftax:
+        fields of the environment's params.
 
     Raises:
       ValueError: there is no such name, or it does not take these options.

@@ -66,14 +66,14 @@ class BatchedGame(BatchedEnv):
 
     Attributes:
       num_seats: S, the number of seats of a game.
-      name: of the game's class, for errors.
+      name: the name of the game's class, for errors.
     """
 
     def __init__(self, game: JaxGame) -> None:
         """Stores the game, and compares its functions with its specs.
 
         Raises:
-          EnvError: as `BatchedEnv` says, with an axis of seats.
+          EnvError: as in `BatchedEnv`, where the game's results have an axis of seats.
         """
         self.num_seats, self.name = len(game.seats), type(game).__name__
         super().__init__(game, (self.num_seats,))  # type: ignore[arg-type]
@@ -105,7 +105,8 @@ class BatchedGame(BatchedEnv):
         """Steps every game; those at LAST ignore their actions and start anew.
 
         Args:
-          state: of the games: arrays of the game are ``[B / S, ...]``, those of rows ``[B, ...]``.
+          state: the state of the games. Arrays of a game are ``[B / S, ...]``, arrays of rows
+            ``[B, ...]``.
           action: ``[B, ...]`` in the structure of ``spec.action``.
         """
         by_game = jax.tree.map(lambda x: x.reshape((-1, self.num_seats, *x.shape[1:])), action)

@@ -34,7 +34,7 @@ class RockPaperScissors:
         return specs.DiscreteArray(3, np.int32, "throw")
 
     def reset(self, rng_key: PRNGKey) -> tuple[PyTree, PyTree]:
-        """Shows nothing to both seats; the state is empty."""
+        """Starts a game. Both seats observe that nothing has been thrown; the state is empty."""
         del rng_key
         return (), jnp.ones((2, 1), jnp.float32)
 

@@ -24,11 +24,11 @@ __all__ = ["SHOWN", "showing"]
 
 
 def showing(game: JaxGame, seat_index: bool = False, critic_state: CriticState = "none") -> JaxGame:
-    """Returns a game whose seats see these entries too, or the game itself for no entry.
+    """Adds entries to the observations of a game's seats; without entries, returns the game itself.
 
     Args:
       game: the game.
-      seat_index: whether a seat sees its number, in an entry ``seat``.
+      seat_index: whether a seat observes its own number, in an entry ``seat``.
       critic_state: what the critic sees in an entry ``critic_state``: nothing more than the seat;
           the observations of all seats, in a dict with an entry for each seat (joined); or the
           state that the game shows (game).
@@ -87,7 +87,7 @@ class _Showing:
 
     @property
     def render_fps(self) -> float | None:
-        """That of the game."""
+        """The game's frames per second; None if the game has none."""
         return getattr(self._game, "render_fps", None)
 
     def render(self, state: PyTree) -> np.ndarray | str | None:

@@ -68,7 +68,7 @@ class Catch:
 
 
 class CueState(NamedTuple):
-    """What to remember, and for how long already."""
+    """The state of one episode: the cue to remember, and the number of steps so far."""
 
     cue: Array  # [] int32
     time: Array  # [] int32
@@ -97,7 +97,7 @@ class MemoryCue:
         return specs.DiscreteArray(self._num_cues, np.int32, "answer")
 
     def reset(self, rng_key: PRNGKey) -> tuple[CueState, Array]:
-        """Shows a random cue."""
+        """Starts an episode with a random cue."""
         cue = jax.random.randint(rng_key, (), 0, self._num_cues)
         return CueState(cue, jnp.int32(0)), self._show(cue)
 
@@ -146,7 +146,7 @@ class TruncatingChain:
 
 
 class PointState(NamedTuple):
-    """Where the point is."""
+    """The state of one episode: the point's position, and the number of steps so far."""
 
     position: Array  # [2] float32
     time: Array  # [] int32
@@ -184,7 +184,7 @@ class PointMass:
 
 
 class MaskedState(NamedTuple):
-    """What is shown."""
+    """The state of one episode: the observed values, and the number of steps so far."""
 
     target: Array  # [] int32
     mask: Array  # [num_actions] int8
@@ -238,7 +238,7 @@ class MaskedDict:
 
 
 class NumbersState(NamedTuple):
-    """What is shown."""
+    """The state of one episode: the observed values, and the number of steps so far."""
 
     numbers: Array  # [k] int32
     time: Array  # [] int32

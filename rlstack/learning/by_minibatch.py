@@ -24,19 +24,19 @@ from rlstack.types import Array, Batch, LearnerState, Logs, Params, PyTree
 
 
 class _Prepared(NamedTuple):
-    """A batch before its minibatches."""
+    """A batch that is ready to be split into minibatches."""
 
     learner_state: LearnerState
     rows: PyTree  # [N, ...]
     schedule: Array  # [number of minibatches, rows of each] int32
-    logs: Logs  # of the batch
+    logs: Logs  # logs of the whole batch
 
 
 class CallByMinibatch:
     """One jitted call per minibatch, gathered on the host; each device computes all of it."""
 
     def __init__(self, agent: EpochAgent, placement: Placement) -> None:
-        """Compiles nothing yet."""
+        """Prepares the jitted functions; the first update compiles them."""
         self._agent, self._placement = agent, placement
         everywhere = placement.everywhere if placement.several else None
         self._prepare = jax.jit(self._prepared, out_shardings=everywhere)
@@ -74,7 +74,7 @@ class CallByMinibatch:
         return (placed,)
 
     def _go_over(self, prepared: _Prepared, before: tuple[Params, LearnerState]) -> Updated:
-        """Goes over the minibatches of a batch; ``before`` is as it was before the update."""
+        """Goes over the minibatches of a batch; ``before`` is the state before the update."""
         agent, rows, all_logs = self._agent, _on_host(prepared.rows), []
         params, learner_state = before[0], prepared.learner_state
         for indices in np.asarray(prepared.schedule):
@@ -107,7 +107,7 @@ class CallByMinibatch:
     def _updated(
         self, params: Params, learner_state: LearnerState, minibatch: PyTree
     ) -> tuple[Params, LearnerState, Logs, Array]:
-        """Takes a step; returns its logs, and whether it and those after it are left out."""
+        """Takes a step; returns its logs, and whether to discard this step and all later ones."""
         agent = self._agent
         params, learner_state, output = agent.update(params, learner_state, minibatch)
         stops = agent.stops_at(output.logs) if agent.may_stop else False
@@ -121,7 +121,7 @@ class DividedCalls(CallByMinibatch):
     """
 
     def __init__(self, agent: EpochAgent, placement: Placement) -> None:
-        """Compiles nothing yet; the networks of the agent `can_be_divided`."""
+        """Prepares the jitted functions; the networks of the agent `can_be_divided`."""
         super().__init__(divided_over(agent, placement), placement)
         everywhere, by_row = PartitionSpec(), PartitionSpec(AXIS)
         divide = functools.partial(by_device, mesh=placement.mesh, out_specs=everywhere)

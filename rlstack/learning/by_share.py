@@ -65,9 +65,9 @@ def own_rows(x: Array, shares: int, axis: int = 0, fill: str = "edge") -> jax.Ar
     Args:
       x: the rows of all devices.
       shares: the number of devices.
-      axis: of the rows.
-      fill: what the last share has where there are too few rows: the last row ("edge") or zeros
-          ("constant").
+      axis: the axis of the rows.
+      fill: padding of the shares for which too few rows remain: copies of the last row ("edge") or
+          zeros ("constant").
     """
     rows = x.shape[axis]
     share = -(-rows // shares)
@@ -107,7 +107,7 @@ def _with_summed_gradient(params: Params) -> Params:
 
 
 def _divide(rows: int, shares: int, axis: int) -> Callable[[Array], Array]:
-    """Returns a function that takes the own rows of an array.
+    """Returns a function that takes this device's rows of an array.
 
     Its gradient has all rows, by one collective for each array that has a gradient.
     """
@@ -128,9 +128,9 @@ def _joined(result: tuple[PyTree, PyTree], axes: tuple[int, int], rows: int, sha
     """Returns the rows of all devices, by one collective for each dtype.
 
     Args:
-      result: outputs and states of own rows.
-      axes: the axis of the rows in outputs, and in states.
-      rows: their number on all devices together.
+      result: the outputs and states of this device's rows.
+      axes: the axis of the rows in the outputs and in the states.
+      rows: number of rows on all devices together.
       shares: the number of devices.
     """
     trees = zip(result, axes, strict=True)
@@ -169,7 +169,7 @@ def _of_floats(
     tree: PyTree,
     others: Callable[[list[Array]], list[Array]] = lambda leaves: leaves,
 ) -> Any:
-    """Returns the tree with its float leaves changed together, and its other leaves likewise."""
+    """Returns the tree with its float leaves changed together, and the rest by ``others``."""
     leaves, structure = jax.tree.flatten(tree)
     floats = [x for x in leaves if _is_float(x)]
     changed = iter(change(floats) if floats else ())

@@ -63,11 +63,11 @@ class DividedUpdate:
     def __init__(
         self, agent: Agent, params: Params, placement: Placement, *, check_finite: bool
     ) -> None:
-        """Compiles nothing yet.
+        """Prepares the jitted update; the first use compiles it.
 
         Args:
-          agent: one whose networks `can_be_divided`.
-          params: of the agent, for their size.
+          agent: an agent whose networks `can_be_divided`.
+          params: the agent's params; only their size is used.
           placement: the devices.
           check_finite: whether an update that is not finite changes nothing.
         """
@@ -151,7 +151,7 @@ class DividedUpdate:
     def _whole_step(
         self, layout: Layout, params: Params, learner_state: LearnerState, packed: PyTree
     ) -> tuple[Params, LearnerState, LearnerOutput, Array]:
-        """Makes the step of one device with the batch of all, but for the rows of networks."""
+        """Makes the step on one device with the whole batch; networks run on this device's rows."""
         batch, votes = whole_batch(layout, packed, self._devices)
         after, learner_state, output = self._agent.learner_step(params, learner_state, batch)
         if output.priorities is not None:

@@ -59,7 +59,7 @@ class ReplayReader(Protocol):
         """Sets new priorities of items."""
 
     def set_params_version(self, version: int) -> None:
-        """Sets the version of the newest params, which staleness is measured against."""
+        """Sets the version of the newest params; staleness is measured against this version."""
 
     def make_dataset(self, stop: Callable[[], bool] | None = None) -> Iterator[SampleLike]:
         """Yields samples until `stop` returns True or the buffer is closed."""
@@ -79,7 +79,7 @@ class NonFiniteError(ArithmeticError):
     """The loss or gradient of an update is NaN or infinite; the attributes allow running it again.
 
     Attributes:
-      before: {"params", "learner_state"} from before the update.
+      before: a dict of "params" and "learner_state", as before the update.
       batch: the batch of the update.
     """
 
@@ -110,12 +110,13 @@ class Learner(Node):
         """Initialises params and learner state.
 
         Args:
-          cfg: how to run the updates.
+          cfg: options for running the updates.
           agent: the agent that learns, by its ``learner_step``.
           replay_buffer: `run` samples from it, and it receives new priorities. None if only `step`
               is called and the agent returns no priorities.
           rng_key: the key for the initial params and the learner's own key; it is consumed.
-          batch: shapes and dtypes, as for `compile`. Compilation then begins here, in a thread.
+          batch: shapes and dtypes of a batch, as for `compile`. With it, compilation begins here,
+            in a thread.
         """
         self._cfg = cfg
         self._replay_buffer = replay_buffer
@@ -131,7 +132,7 @@ class Learner(Node):
             self._compiling = in_thread(self._update.compile, params, learner_state, batch)
         self.params, self.learner_state = self._placement.all_of(begin(rng_key))
         self.version = 0
-        self._idle: Batch | None = None  # what a process that has no batch takes to an update
+        self._idle: Batch | None = None  # zeros, for an update in which this process has no batch
         self._draw_seconds = self._device_seconds = 0.0
 
     @remote(idempotent=True)
@@ -188,7 +189,8 @@ class Learner(Node):
         """Makes one update if all processes of the group want it; all must call it together.
 
         Args:
-          sample: as for `step`; None if this process has none, and so votes against the update.
+          sample: the sample to learn from, as in `step`. None if this process has no sample; it
+            then votes against the update.
           votes: integers from 0 to 2^24 for all processes. The first says whether this process is
               for the update.
 
@@ -269,7 +271,7 @@ class Learner(Node):
     def _run_in_turn(
         self, samples: Iterator[SampleLike], replay_buffer: ReplayReader
     ) -> Iterator[Logs]:
-        """Draws a batch after the update before it; yields the logs of each update."""
+        """Draws each batch after the previous update; yields the logs of each update."""
         while (sample := self._draw(samples)) is not None:
             logs = self.step(sample)
             replay_buffer.set_params_version(self.version)
@@ -278,7 +280,7 @@ class Learner(Node):
     def _run_ahead(
         self, samples: Iterator[SampleLike], replay_buffer: ReplayReader
     ) -> Iterator[Logs]:
-        """Draws a batch, and moves it, during the update before it; yields the logs of each."""
+        """Draws and moves each batch during the previous update; yields the logs of each update."""
         started: _Started | None = None
         with contextlib.suppress(ReplayClosedError):  # then the last update is still finished
             while (sample := self._draw(samples)) is not None:
@@ -373,10 +375,10 @@ def non_finite(logs: Logs, before: tuple, batch: Batch, version: int) -> NonFini
     """Returns the error of an update that gave NaN or infinity.
 
     Args:
-      logs: of the update.
-      before: params and learner state before it.
-      batch: it learned from.
-      version: number of updates before it.
+      logs: the logs of the update.
+      before: params and learner state before the update.
+      batch: the batch of the update.
+      version: number of earlier updates.
     """
     bad = [name for name, value in logs.items() if not math.isfinite(value)] or ["params"]
     params, learner_state = before

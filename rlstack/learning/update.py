@@ -24,7 +24,7 @@ class Updated(NamedTuple):
 
     params: Params
     learner_state: LearnerState
-    before: tuple[Params, LearnerState]  # for an update that fails
+    before: tuple[Params, LearnerState]  # restored if the update is not finite
     # Waits for the logs, as numpy scalars, and for whether the update is finite.
     fetch: Callable[[], tuple[Logs, bool]]
     priorities: jax.Array | None  # [B]
@@ -60,10 +60,10 @@ class OneCall:
     """
 
     def __init__(self, agent: Agent, placement: Placement, *, check_finite: bool) -> None:
-        """Compiles nothing yet.
+        """Prepares the jitted update; the first use or `compile` compiles it.
 
         Args:
-          agent: learns by its ``learner_step``.
+          agent: the agent whose ``learner_step`` is compiled.
           placement: the devices; XLA divides the update over several.
           check_finite: whether an update that is not finite changes nothing.
         """

@@ -116,7 +116,7 @@ def performance_profile(scores: Scores, thresholds: Sequence[float] | Array) -> 
     """Returns the fraction of runs with a score above each threshold (section 4.2).
 
     Args:
-      scores: of a method.
+      scores: the scores of one method.
       thresholds: ``[K]`` (tau).
 
     Returns:

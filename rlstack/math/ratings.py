@@ -65,9 +65,9 @@ def rate(
       scores: ``[games]``, 1 if the first player of a pair won, 1/2 for a draw, else 0.
       pairs: int ``[games, 2]``, the players of each game.
       players: number of players, at least 2.
-      level: of the intervals.
+      level: the confidence level of the intervals.
       samples: number of samples of the bootstrap.
-      seed: of the samples.
+      seed: the seed of the bootstrap samples.
 
     Raises:
       ValueError: there are fewer than two players.

@@ -104,7 +104,7 @@ def vtrace(
       clip_rho: rho-bar, caps the weight of the TD error (the paper's 1).
       clip_c: c-bar, caps the trace (the paper's 1).
       clip_pg_rho: caps the weight of the advantage (the paper's 1).
-      vtrace_lambda: in [0, 1].
+      vtrace_lambda: lambda, in [0, 1].
 
     Raises:
       ValueError: the shapes do not match.

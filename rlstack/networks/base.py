@@ -117,7 +117,7 @@ def recurrent(
 
     Args:
       encode: maps an observation ``[N, ...]`` to features ``[N, D]``.
-      core: makes the recurrent core.
+      core: returns the recurrent core.
       decode: maps the core's output ``[N, D]`` and the observation ``[N, ...]`` to the network's
           output.
       obs_spec: pytree of ``dm_env.specs`` of one observation.

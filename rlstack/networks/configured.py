@@ -1,4 +1,4 @@
-"""Makes the parts of a network that a `NetworkConfig` describes."""
+"""Builds the parts of a network from a `NetworkConfig`."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ def features_of(
     Args:
       cfg: the options.
       obs_spec: pytree of ``dm_env.specs`` of one observation.
-      observation: the same structure of arrays ``[B, ...]``.
-      name: of the torso's module. See `EntryTorsos` for the modules of several entries.
-      is_training: whether there is dropout, and batch norm uses the batch.
-      reader: whose torso it is.
+      observation: arrays ``[B, ...]`` in the structure of ``obs_spec``.
+      name: the name of the torso's module. See `EntryTorsos` for the modules of several entries.
+      is_training: whether to apply dropout and to let batch norm use the batch.
+      reader: the network that the torso belongs to; it determines the visible entries.
 
     Raises:
       ValueError: the torso is for images, and the observation has none that it can take, or the

@@ -1,4 +1,4 @@
-"""A network that runs in parts of its batch, so that a batch needs the memory of one part.
+"""Runs a network on one part of its batch after another, to need the memory of one part only.
 
 The loss of an agent is not a sum over parts of the batch: it may divide by the number of
 transitions, standardise advantages, or draw random numbers for the whole batch. So the network is

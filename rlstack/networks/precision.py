@@ -24,7 +24,7 @@ from rlstack.networks.layers.linear import Linear, NoisyLinear
 from rlstack.types import PyTree
 
 _Arguments = ParamSpec("_Arguments")
-_LAYERS = (hk.Linear, Linear, NoisyLinear, Conv2D)  # those that compute in less precision
+_LAYERS = (hk.Linear, Linear, NoisyLinear, Conv2D)  # layers that compute in less precision
 
 
 def in_precision(
@@ -36,7 +36,7 @@ def in_precision(
     of many squares needs more digits.
 
     Args:
-      precision: of the layers.
+      precision: the precision of the layers.
       forward: a function that is called inside a Haiku transform.
     """
     if precision == "float32":

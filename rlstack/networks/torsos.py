@@ -24,7 +24,7 @@ from rlstack.types import PyTree
 
 _NATURE_SIZE = 36  # each side: smaller images have no pixel left after the third convolution
 # Like `ACTION_MASK`, an entry of a dict observation that has a meaning of its own.
-CRITIC_STATE = "critic_state"  # what only a critic sees, in learning: the state of a game
+CRITIC_STATE = "critic_state"  # an entry that only critics see, in learning: a game's state
 # Whose torso reads an observation. A policy never sees an entry CRITIC_STATE; a critic sees it with
 # the other entries (all), or alone (state).
 Reader = Literal["policy", "all", "state"]
@@ -78,9 +78,9 @@ def observation_features(
 
     Args:
       obs_spec: pytree of ``dm_env.specs`` of one observation.
-      observation: the same structure of arrays ``[B, ...]``.
-      scale_pixels: whether images are divided by 255.
-      reader: whose torso reads it.
+      observation: arrays ``[B, ...]`` in the structure of ``obs_spec``.
+      scale_pixels: whether to divide images of uint8 by 255.
+      reader: the network that reads the observation; it determines the visible entries.
       image_axes: the order of the axes of images; ``auto`` guesses it where that is safe.
 
     Raises:
@@ -130,17 +130,17 @@ def _entry_name(path: tuple[Any, ...]) -> str:
 
 
 def channels_first(shape: Sequence[int], image_axes: ImageAxes = "auto") -> bool:
-    """Returns whether the first axis of an image is that of its channels, or else the last one.
+    """Returns True if an image has its channels on the first axis, False if on the last.
 
     The guess takes an axis that is at most half as long as each of the others. The last axis need
     only be the shortest one if the others are equally long, as in MinAtar.
 
     Args:
-      shape: of the image, without a batch axis.
-      image_axes: the order of the axes, if it is known.
+      shape: the shape of the image, without a batch axis.
+      image_axes: the order of the axes; ``auto`` guesses it from the shape.
 
     Raises:
-      ValueError: it is not known, and the shape does not tell.
+      ValueError: the order is ``auto``, and the shape does not determine it.
     """
     if image_axes != "auto":
         return image_axes == "chw"
@@ -317,12 +317,12 @@ class EntryTorsos(hk.Module):
         """Stores how to make the torsos.
 
         Args:
-          make_image_torso: from a module's name to the torso of an image.
-          make_vector_torso: from a module's name to the torso of the vectors.
+          make_image_torso: maps a module's name to the torso of an image.
+          make_vector_torso: maps a module's name to the torso of the vectors.
           hidden_size: size of the last layer.
           noise: see `rlstack.networks.layers.linear.linear`.
-          name: of this module. The modules in it are ``image_NAME``, with the name of each image,
-            ``vectors`` and ``joined``.
+          name: the name of this module. The modules in it are ``image_NAME``, with the name of each
+            image, ``vectors`` and ``joined``.
         """
         super().__init__(name=name)
         self._make_image_torso, self._make_vector_torso = make_image_torso, make_vector_torso

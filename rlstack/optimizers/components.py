@@ -24,8 +24,8 @@ class ComponentOptimizer(optax.GradientTransformation):
     """A gradient transformation that knows its learning rates.
 
     Attributes:
-      rates: the learning rate of each component, and under "" that of all others: a number, or a
-        function of the number of steps made.
+      rates: the learning rate of each component, and under "" the rate of all other components. A
+        rate is a number or a function of the number of steps made.
     """
 
     rates: Mapping[str, float | optax.Schedule]

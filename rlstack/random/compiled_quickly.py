@@ -75,7 +75,7 @@ class _Parts:
     """The part of a function that runs on the host, and the compiled rest, for some shapes.
 
     Attributes:
-      shapes: of the result.
+      shapes: shapes and dtypes of the result, ``jax.ShapeDtypeStruct``.
     """
 
     def __init__(self, function: Callable[..., PyTree], arguments: tuple[PyTree, ...]) -> None:

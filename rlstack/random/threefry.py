@@ -52,7 +52,7 @@ def split(key: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
     Args:
       key: ``[..., 2]`` uint32.
-      shape: of the keys that each key is split into.
+      shape: the shape of the array of new keys for each key.
     """
     return np.stack(_blocks(key, shape), axis=-1)
 
@@ -62,7 +62,7 @@ def bits(key: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
     Args:
       key: ``[..., 2]`` uint32.
-      shape: of the numbers of each key.
+      shape: the shape of the array of numbers for each key.
     """
     x, y = _blocks(key, shape)
     return x ^ y

@@ -56,12 +56,12 @@ class ReplayBuffer(Protocol):
           env_ids: [n] ints, distinct, in ``[0, num_envs)``; None for all environments in order.
           transition: leaves ``[n, ...]``, with the same structure, shapes and dtypes as at the
               first call.
-          timeout: longest time to wait, in seconds; None for the config's.
+          timeout: longest time to wait, in seconds; None for the config's timeout.
 
         Raises:
           ValueError: ids or leaves do not follow these rules.
           ReplayTimeoutError: the buffer stayed full until the timeout.
-          ReplayClosedError: after ``close``.
+          ReplayClosedError: the buffer was closed.
         """
 
     def gap(self, env_ids: np.ndarray | None) -> None:
@@ -80,7 +80,7 @@ class ReplayBuffer(Protocol):
         """
 
     def can_sample(self, batch_size: int | None = None) -> bool:
-        """Whether ``sample`` would succeed now. It is fast enough to call after every step."""
+        """Returns whether ``sample`` would succeed now; fast enough to call after every step."""
 
     def sample(self, batch_size: int | None = None, timeout: float | None = None) -> Sample:
         """Draws a batch of items, or a round.
@@ -93,13 +93,13 @@ class ReplayBuffer(Protocol):
         batch asynchronously, wait for it within these limits.
 
         Args:
-          batch_size: items; None for the config's. Ignored for rounds.
-          timeout: longest time to wait, in seconds; None for the config's.
+          batch_size: number of items; None for the config's batch size. Ignored for rounds.
+          timeout: longest time to wait, in seconds; None for the config's timeout.
 
         Raises:
           ReplayTimeoutError: ``can_sample`` was False during the whole wait. The message says why
               and what to change.
-          ReplayClosedError: after ``close``.
+          ReplayClosedError: the buffer was closed.
         """
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
@@ -110,7 +110,7 @@ class ReplayBuffer(Protocol):
         """
 
     def set_params_version(self, version: int) -> None:
-        """Sets the version of the learner's params, which lag and staleness are measured against.
+        """Sets the version of the learner's params; lag and staleness are measured against it.
 
         Without this call, the newest version in the added steps is used.
         """

@@ -1,4 +1,4 @@
-"""Samplers of the user's own: a function that chooses among the items that a table holds.
+"""Users' own samplers: a function that chooses among the items that a table holds.
 
 A sampler is a function ``(rng, items, batch_size) -> indices``; `Items` has what it can choose by.
 The config names a function without arguments that makes it, for example a class:
@@ -49,7 +49,7 @@ class EpisodeReturns:
         self._next = np.zeros(num_envs, np.int64)  # the next step to read
         self._begin = np.zeros(num_envs, np.int64)  # the first step of the running episode
         self._unbroken = np.zeros(num_envs, np.int64)  # the last gap seen
-        self._sum = np.full(num_envs, np.nan)  # of the running episode's rewards
+        self._sum = np.full(num_envs, np.nan)  # sum of the running episode's rewards
 
     def update(self, ring: StepRing, steps: np.ndarray, unbroken: np.ndarray) -> None:
         """Reads the steps that were added since the last call.
@@ -147,7 +147,7 @@ class Items:
 
 
 class CustomSampler(Sampler):
-    """Draws with replacement by the user's sampler."""
+    """Draws items with replacement by calling the user's sampler."""
 
     def __init__(
         self,
@@ -164,17 +164,17 @@ class CustomSampler(Sampler):
           cells: number of items that the table can hold.
           seed: seed of the random generator that the sampler receives.
           ring: returns the table's steps.
-          counter: counts them.
+          counter: counts the table's steps.
 
         Raises:
           ValueError: the factory cannot be imported.
-          WrongKindError: it, or what it makes, is not such a function.
+          WrongKindError: the factory or the sampler that it returns has the wrong signature.
         """
         super().__init__(cfg, cells, seed)
         self._choose = make_sampler(cfg)
         self._ring, self._counter = ring, counter
         self.num_envs = len(counter.envs)
-        self._inserted = np.zeros(cells, np.int64)  # of the item in each cell
+        self._inserted = np.zeros(cells, np.int64)  # insertion number of the item in each cell
         self._count = self._drawn = 0
         self._held: tuple[np.ndarray, np.ndarray] | None = None  # keys and `inserted`, in order
         self._returns = EpisodeReturns(ring_shape(cfg, self.num_envs).rows, self.num_envs)
@@ -287,7 +287,7 @@ def make_sampler(cfg: ReplayConfig) -> Callable[[np.random.Generator, Items, int
 
     Raises:
       ValueError: the factory cannot be imported.
-      WrongKindError: it, or what it makes, is not such a function.
+      WrongKindError: the factory or the sampler that it returns has the wrong signature.
     """
     hook = cfg.sampler_factory
     made: Any = call_factory("ReplayConfig: sampler_factory", hook, _WANTED)

@@ -34,7 +34,7 @@ StackTest = Callable[[np.ndarray, np.ndarray], np.ndarray]  # of stacks and the 
 class Frames(NamedTuple):
     """The stored part of an observation with stacks."""
 
-    leaves: list[np.ndarray]  # of the observation; for a stack [k, ...] the newest frame [...]
+    leaves: list[np.ndarray]  # leaves of the observation; of a stack only the newest frame
     age: np.ndarray  # [] uint8: number of earlier frames of the episode, at most k - 1
 
 

@@ -39,8 +39,8 @@ class InProcessReplay:
           seed: seed of the sampler's random generator.
           spec: shapes and dtypes of one environment's step, from
               `rlstack.acting.actor.transition_spec`. Default: those of the first added step.
-          num_actors: for rounds: number of actors, which share the environments evenly and in
-              order.
+          num_actors: number of actors, needed for rounds. Actors share the environments evenly and
+              in order.
 
         Raises:
           ValueError: the sizes contradict each other, or there is not enough memory.

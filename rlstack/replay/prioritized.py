@@ -101,7 +101,7 @@ class SumTree:
 
 
 class Prioritized(Uniform):
-    """Items with replacement, with probability ``p_i^alpha / sum_j p_j^alpha``.
+    """Samples items with replacement, with probability ``p_i^alpha / sum_j p_j^alpha``.
 
     A new item gets the largest priority set so far. Importance weights are
     ``(N P(i))^-beta``, divided by the largest of the batch (equation 1 and algorithm 1).

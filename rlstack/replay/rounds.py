@@ -46,7 +46,8 @@ class Rounds:
         """Checks that the actors share the environments evenly.
 
         Raises:
-          ValueError: they do not share them evenly, or ``min_actors`` exceeds ``num_actors``.
+          ValueError: ``num_envs`` is no multiple of ``num_actors``, or ``min_actors`` exceeds
+            ``num_actors``.
         """
         if num_actors < 1 or num_envs % num_actors:
             raise ValueError(
@@ -148,7 +149,7 @@ class Reports:
         rows = cfg.unroll_length + 1
         self._all = np.arange(num_envs)
         self._steps = np.zeros(num_envs, np.int64)
-        self._versions = np.zeros((rows, num_envs), np.int64)  # of the last steps
+        self._versions = np.zeros((rows, num_envs), np.int64)  # params versions of the last steps
         self._is_last = np.zeros((rows, num_envs), bool)
         self._newest = np.full(num_envs, -1, np.int64)
         self._complete = np.zeros(num_envs, bool)
@@ -159,7 +160,7 @@ class Reports:
 
         Args:
           env_ids: [n] ints, counted from 0 in this actor; None for all in order.
-          transition: what was added.
+          transition: the transition that was added to the replay.
 
         Returns:
           Whether the step has completed a report: every environment has completed an item since the

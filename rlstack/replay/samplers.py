@@ -1,4 +1,4 @@
-"""Samplers, which choose the next items: fifo and uniform; see also ``prioritized``.
+"""The fifo and uniform samplers, which choose the next items; see also ``prioritized``.
 
 An item is identified by its key, ``(start // period) * num_envs + env_id``, which is never reused.
 It is stored in cell ``key % cells``. So an environment's new item replaces its oldest one, and the
@@ -60,7 +60,7 @@ class Sampler:
         return added
 
     def held(self, keys: np.ndarray) -> np.ndarray:
-        """Whether these items are still held, [n] bool."""
+        """Returns whether the table still holds each of these items, [n] bool."""
         return self.key_at[keys % len(self.key_at)] == keys
 
     def remove(self, cells: np.ndarray) -> None:
@@ -119,7 +119,7 @@ class Sampler:
 
 
 class Fifo(Sampler):
-    """Items in order of completion, each in ``max_times_sampled`` batches."""
+    """Samples items in order of completion, each in ``max_times_sampled`` batches."""
 
     def __init__(self, cfg: ReplayConfig, cells: int, seed: int):
         super().__init__(cfg, cells, seed)
@@ -186,7 +186,7 @@ class Fifo(Sampler):
 
 
 class Uniform(Sampler):
-    """Items with replacement, all equally likely."""
+    """Samples items with replacement, all with equal probability."""
 
     def ready(self, batch_size: int) -> bool:
         """Whether there is an item and, with max_times_sampled, enough draws remain."""

@@ -48,7 +48,7 @@ class StepCounter:
         None stands for all environments in order, in the argument and in the result.
 
         Raises:
-          ValueError: as `check_ids`.
+          ValueError: the ids are not valid, see `check_ids`.
         """
         if env_ids is None:
             return None

@@ -29,7 +29,8 @@ class StepRing:
         self._cfg, self._num_envs = cfg, num_envs
         self._length = cfg.unroll_length + 1
         self.rows, self._mirror, _ = ring_shape(cfg, num_envs)
-        self._offsets = np.arange(self._length)[:, None] * num_envs  # of a window's rows, flat
+        # Offsets of a window's rows in the flat ring.
+        self._offsets = np.arange(self._length)[:, None] * num_envs
         self._treedef: jax.tree_util.PyTreeDef | None = None
         self._rings: list[np.ndarray] = []
         self._flat: list[np.ndarray] = []
@@ -175,7 +176,7 @@ class StepRing:
         """Writes one step of the environments of ``columns``, all at the same step; not mirrored.
 
         Args:
-          step: of these environments.
+          step: the number of the step, the same for all these environments.
           columns: result of the method of this name.
           leaves: the steps, ``[n, ...]``.
         """
@@ -210,7 +211,7 @@ class StepRing:
 
         Args:
           starts: first steps of the windows, ``[B]``, or ``[n, B]`` for several batches.
-          env_ids: their environments, of the same shape.
+          env_ids: the environments of the windows, in the same shape.
 
         Returns:
           The windows, ``[T+1, B, ...]`` or ``[n, T+1, B, ...]``.
@@ -237,10 +238,10 @@ class StepRing:
         """Replaces some windows of the last result of ``gather`` with others.
 
         Args:
-          trajectory: that result.
+          trajectory: the last result of ``gather``; it is changed in place.
           columns: the windows to replace, counted over all batches, ``[k]``.
-          starts: first steps of the others, ``[k]``.
-          env_ids: their environments, ``[k]``.
+          starts: first steps of the new windows, ``[k]``.
+          env_ids: environments of the new windows, ``[k]``.
         """
         assert self._treedef is not None
         indices = self._indices(starts, env_ids).T

@@ -56,8 +56,8 @@ class ItemTable:
           num_envs: number of environments.
           ring: the ring that holds the steps.
           seed: seed of the sampler's random generator.
-          num_actors: for rounds: number of actors, which share the environments evenly.
-          drops: whether a fifo that exceeds max_size drops its oldest items.
+          num_actors: number of actors, needed for rounds. Actors share the environments evenly.
+          drops: whether a fifo above max_size drops its oldest items.
         """
         self._where, self._cfg, self._num_envs = where, cfg, num_envs
         self._length, self._period = cfg.unroll_length, cfg.step_period
@@ -216,9 +216,9 @@ class ItemTable:
         """Counts a batch that was drawn and gathered, and adds its importance weights.
 
         Args:
-          keys: of its items, [B], or [n, B] for several batches.
-          relative_probs: N * P(i) of its items, of the same shape.
-          trajectory: its steps, [T+1, B, ...] or [n, T+1, B, ...].
+          keys: the keys of the batch's items, [B], or [n, B] for several batches.
+          relative_probs: N * P(i) of these items, in the same shape.
+          trajectory: the steps of these items, [T+1, B, ...] or [n, T+1, B, ...].
         """
         self.samples += keys.size
         # Consecutive items may share a step, which is then older than the other steps of the second

@@ -1,4 +1,4 @@
-"""Calls to other nodes, over Courier, with trees of arrays as arguments and results.
+"""Calls to other nodes, with trees of arrays as arguments and results.
 
 A class marks its remote methods with `remote`, `serve` answers calls for an object of the class,
 and a `RemoteObject` makes the calls.

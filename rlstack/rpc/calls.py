@@ -1,4 +1,4 @@
-"""Calls to other nodes, over Courier.
+"""Calls to other nodes, over one of `rlstack.rpc.transports`.
 
 `serve` (or a ``launchpad.CourierNode`` that constructs a `Service`) answers calls for an object; a
 `RemoteObject` makes the calls. Arguments and results may be any values that `rlstack.rpc.codec`
@@ -6,10 +6,11 @@ supports. Courier alone hangs on array arguments, waits forever by default, and 
 call if its server has failed. With this module, every call has a deadline, a call that is not
 idempotent runs at most once, and errors name the node, the method and the failure on the node.
 
-Safety: these messages are not pickled; malformed bytes raise an error. But Courier's own server
-listens without authentication and unpickles arguments that are not plain bytes, so any program that
-can reach its port can run code. `rlstack.rpc.socket_filter` restricts the server to one address.
-Use it only in networks that you trust.
+Safety: these messages are not pickled; malformed bytes raise an error. With the transport
+``courier``, however, Courier's own server listens without authentication and unpickles arguments
+that are not plain bytes, so any program that can reach its port can run code.
+`rlstack.rpc.socket_filter` restricts that server to one address. Use this transport only in
+networks that you trust.
 
 `rlstack.rpc.courier` imports Courier at the first server or call.
 """
@@ -61,13 +62,13 @@ def serve(
       interface: the class with the marked methods, or rules by name; default: the object's class.
       port: the port to listen on; a free one by default.
       bind_address: the address of this host to listen on, in addition to loopback; default: all.
-      transport: one of `rlstack.rpc.transports.TRANSPORTS`; default: that of this process.
+      transport: one of `rlstack.rpc.transports.TRANSPORTS`; default: this process's transport.
     """
     return transports.start_server(Service(instance, interface), port, bind_address, transport)
 
 
 class RemoteObject:
-    """A client of another node's object: its remote methods are methods here.
+    """A client of another node's object, with the object's remote methods as its own methods.
 
     ``remote.method(...)`` calls the method and waits for the result. Safe to use from many threads.
     A pickled copy is a new client.
@@ -93,7 +94,7 @@ class RemoteObject:
           name: the node's name, for errors.
           timeout: seconds that a call may take, including retries and the wait for the node.
           retries: number of times that a call is sent again when the connection breaks.
-          likes: by method, examples of answers for ``codec.decode(like=)``.
+          likes: method name -> an example of its answers, for ``codec.decode(like=)``.
           find: returns the node's current address, or ""; called when the node does not answer.
         """
         if not isinstance(address, str):
@@ -111,7 +112,7 @@ class RemoteObject:
         self._name, self._timeout, self._retries = name, timeout, retries
         self._likes, self._find = dict(likes or {}), find
         self._client_id = 1 + secrets.randbits(62)
-        self._incarnation = 0  # of the service; 0 until known
+        self._incarnation = 0  # the service's incarnation; 0 until known
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._unsettled: set[int] = set()
@@ -135,10 +136,10 @@ class RemoteObject:
         """Calls a method and waits for its answer, for at most `timeout` seconds.
 
         Args:
-          method: its name.
+          method: the name of the method.
           args: positional arguments.
           kwargs: keyword arguments.
-          timeout: in seconds; None for this object's.
+          timeout: seconds to wait; None for this object's timeout.
           patient: called when the time is over or the connection broke too often, with whether the
             node answers nevertheless. If it returns True, the same call waits as long again: a call
             that still runs on the node is not run twice, and its answer is not lost.
@@ -227,7 +228,7 @@ class _Call:
         self._remote, self._method = remote, method
         self._began = time.monotonic()
         self._timeout, self._patient = timeout, patient
-        self._incarnation: int | None = None  # that may run it; 0 for any, None until known
+        self._incarnation: int | None = None  # the one that may run the call; 0: any, None: unknown
         self._may_have_run = self._restarted = self._in_process = False
 
     def run(self, identity: tuple[int, int, int], body: tuple[tuple, dict[str, Any]]) -> Any:

@@ -98,7 +98,7 @@ def share(tree: PyTree) -> PyTree:
     list on one side are not seen on the other. NamedTuples keep their classes.
 
     Raises:
-      ValueError: as for `encode`.
+      ValueError: the tree cannot be encoded, see `encode`.
     """
     try:
         return _share(tree, MAX_DEPTH)

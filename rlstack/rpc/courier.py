@@ -74,7 +74,7 @@ class Channel:
 
         Args:
           method: name of the method.
-          data: its one argument.
+          data: the only argument of the method.
           timeout: seconds until the call is abandoned.
 
         Returns:

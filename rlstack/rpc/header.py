@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-MAGIC = b"RLC\x01"  # its last byte is the version of the format
+MAGIC = b"RLC\x01"  # the last byte is the version of the format
 ALIGNMENT = 64
 MAX_DEPTH = 64
 MAX_HEADER = 1 << 20  # bytes; enough for tens of thousands of leaves

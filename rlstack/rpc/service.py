@@ -62,7 +62,7 @@ class RemoteError(RuntimeError):
       node: the node's name.
       method: the method's name.
       type_name: type of the exception on the node, such as ``"KeyError"``.
-      message: its type and message, as in the last line of a traceback.
+      message: the exception's type and message, as in the last line of a traceback.
       remote_traceback: text of the traceback on the node.
     """
 
@@ -164,7 +164,7 @@ class Service:
         raise AttributeError(f"Service: no remote method is called {name!r}.")
 
     def _answer(self, function: Callable[..., Any], *arguments: Any) -> bytes:
-        """Never raises, because Courier would send the caller only the type of an exception."""
+        """Answers a request; never raises, because Courier would send only an exception's type."""
         answer = self._begin(function, *arguments)
         return answer.result() if isinstance(answer, Future) else answer
 
@@ -198,8 +198,8 @@ def begin(service: Service, method: str, request: Any) -> Any:
     """Returns the answer to a request, or a future of it, without waiting for a method's future.
 
     Args:
-      service: has the method.
-      method: its name, or `HELLO`.
+      service: the service that has the method.
+      method: the name of the method, or `HELLO`.
       request: a message; or a `Request` of a caller in this process, whose answer is no message
         either, so that arrays are not copied. That of `HELLO` is always a message.
 
@@ -320,7 +320,7 @@ class _Memory:
         return client
 
     def _forget(self, now: float) -> None:
-        """Drops what can no longer be needed; the oldest come first, so most calls look at one."""
+        """Drops outdated answers; the oldest come first, so most calls check only one."""
         while (first := next(iter(self._clients.items())))[1].seen < now - _ANSWERS_KEPT:
             client_id, client = first
             if not all(call.done() for call in client.calls.values()):

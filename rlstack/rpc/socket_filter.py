@@ -29,7 +29,7 @@ _BYTE, _WORD, _SHIFT, _EQUAL, _RETURN = 0x30, 0x20, 0x74, 0x15, 0x06
 _NET = 0xFFF00000  # offsets from here on count from the beginning of the IP header
 _V4_TO, _V6_TO = _NET + 16, _NET + 24  # the destination address
 _KEEP, _DROP = 0xFFFFFFFF, 0
-_ACCEPT_SECONDS = 5.0  # that a server may take to accept the connections that wait for it
+_ACCEPT_SECONDS = 5.0  # longest time for a server to accept the connections that wait for it
 _ESTABLISHED, _CLOSE_WAIT = "01", "08"  # states of connections that may have sent requests
 
 

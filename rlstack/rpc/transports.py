@@ -1,4 +1,4 @@
-"""The transports of calls, and which one a process uses.
+"""The transports of calls, and the choice of a process's transport.
 
 - ``direct``: nodes in one process; no socket, no message, no copy of arrays.
 - ``zmq``: ZeroMQ, encrypted; only nodes that hold the program's keys are admitted.
@@ -41,7 +41,7 @@ class Server(Protocol):
     """Answers the calls of a service until `close`.
 
     Attributes:
-      address: where clients reach it.
+      address: the address at which clients reach the server.
     """
 
     address: str
@@ -58,7 +58,7 @@ class Channel(Protocol):
     """The connection of one client to one address.
 
     Attributes:
-      in_process: whether it passes records of calls and not messages.
+      in_process: whether the transport passes records of calls instead of messages.
     """
 
     in_process: bool
@@ -113,14 +113,14 @@ def variables() -> dict[str, str]:
 
 @contextlib.contextmanager
 def chosen(transport: str, where: str = "") -> Iterator[None]:
-    """Makes a transport that of this process, and of those that it starts in the body.
+    """Sets the transport of this process, and of the processes that it starts in the body.
 
     For ``zmq`` it also makes keys, which exist until the end of the body. The body is the life of a
     program; a process runs one program at a time.
 
     Args:
       transport: one of `TRANSPORTS`.
-      where: the directory for the file of keys; by default that of temporary files.
+      where: the directory for the file of keys; by default the directory of temporary files.
     """
     if transport not in TRANSPORTS:
         raise ValueError(f"rpc: a transport must be one of {TRANSPORTS}; got {transport!r}.")
@@ -147,10 +147,10 @@ def start_server(
     """Starts a server.
 
     Args:
-      service: what answers.
+      service: the service that answers the calls.
       port: the port to listen on; a free one by default.
       bind_address: the address of this host to listen on, in addition to loopback; default: all.
-      transport: one of `TRANSPORTS`; that of this process by default.
+      transport: one of `TRANSPORTS`; this process's transport by default.
 
     Raises:
       ModuleNotFoundError: the transport's package is not installed.

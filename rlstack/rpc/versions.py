@@ -10,7 +10,7 @@ import rlstack
 from rlstack.rpc.header import MAGIC
 
 REFUSED = b"RLSTACK-VERSION "  # a text follows; never changes, so that all versions can read it
-_UNKNOWN = "unknown"  # of a checkout that is not installed
+_UNKNOWN = "unknown"  # the version of a checkout that is not installed
 
 
 @functools.cache
@@ -46,9 +46,9 @@ def differences(theirs: bytes, place: str, mine: bytes | None = None) -> str:
     process does not send.
 
     Args:
-      theirs: what `own` returned there; empty for a version that does not send it.
-      place: the other process, in words.
-      mine: what `own` returned here, by default.
+      theirs: the result of `own` in the other process; empty for a version that does not send it.
+      place: a description of the other process, for the error.
+      mine: the result of `own` in this process; None computes it.
     """
     words = [side.decode(errors="replace").split() for side in (theirs, mine or own())]
     if not theirs:

@@ -1,4 +1,4 @@
-"""What the specs of environments mean: bounds of real numbers, and masks of actions.
+"""The meaning of environment specs: bounds of real numbers, and masks of actions.
 
 Pure.
 

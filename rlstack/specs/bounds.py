@@ -1,4 +1,4 @@
-"""How the specs of real numbers say that there is no bound.
+"""The absence of bounds in the specs of real numbers.
 
 Worker processes of environments import this module, so it must not import JAX.
 """

@@ -23,7 +23,7 @@ def without_choice(spec: EnvSpec) -> Callable[[TimeStep], Array] | None:
     """Returns a function that finds the steps in which some choice has no legal value.
 
     Args:
-      spec: of the environments.
+      spec: the spec of the environments.
 
     Returns:
       A function from steps ``[B, ...]``, of numpy or of JAX, to bool ``[B]``. Steps that end an

@@ -88,14 +88,14 @@ def save(
     """Writes a checkpoint of `tree` and removes all but the newest `keep`.
 
     Args:
-      directory: holds the checkpoints of one run; created if missing.
-      step: at least 0; checkpoints are ordered by step. Saving a step again makes a newer
-          checkpoint of the step.
+      directory: the directory of one run's checkpoints; created if missing.
+      step: the step of the checkpoint, at least 0. Checkpoints are ordered by step. Saving a step
+          again makes a newer checkpoint of the step.
       tree: the pytree to save (see above for its leaves).
       metadata: values that JSON supports, and numpy scalars; NaN and infinity become strings.
       keep: number of checkpoints to keep, at least 1.
       before_rename: called when everything is written, right before the checkpoint gets its name.
-          An exception of it is raised, and nothing is changed.
+          If it raises an exception, so does `save`, and nothing is changed.
 
     Returns:
       The checkpoint's path.
@@ -148,9 +148,9 @@ def newest_intact(
     Each damaged one is logged as a warning.
 
     Args:
-      directory: of checkpoints.
+      directory: a directory of checkpoints.
       part: only leaves whose path begins with this are read, such as ``['learner']['params']``.
-      also: reads what belongs to a checkpoint but is stored elsewhere; raises `DamagedError`.
+      also: checks data that belong to a checkpoint but are stored elsewhere; raises `DamagedError`.
 
     Raises:
       DamagedError: all checkpoints are damaged; the message is that of the newest.
@@ -270,7 +270,7 @@ def _record(path: Path, where: str) -> dict[str, Any]:
     """Reads the record of a checkpoint, and compares its step with the name.
 
     Raises:
-      DamagedError: it is missing or not what was written.
+      DamagedError: the record is missing or is not what was written.
       CheckpointError: another version of rlstack wrote it, or the directory has been renamed.
     """
     record = checkpoint_record.read(path, where)
@@ -337,7 +337,7 @@ def read_arrays(path: Path, saved: Mapping[int, Leaf], where: str) -> dict[int, 
     """Returns the saved arrays by leaf number.
 
     Raises:
-      DamagedError: one cannot be read, or is not what was written.
+      DamagedError: an array cannot be read, or is not what was written.
     """
     numbers = [i for i, leaf in saved.items() if leaf.has_file]
     try:

@@ -33,7 +33,7 @@ class Leaf(NamedTuple):
     shape: tuple[int, ...] = ()
     dtype: str = ""  # the key implementation for a key
     value: Any = None  # the value of an empty or Python leaf
-    digest: str = ""  # of an array or key with elements; empty in checkpoints of format 1
+    digest: str = ""  # digest of an array or key with elements; empty in checkpoints of format 1
 
     @property
     def has_file(self) -> bool:

@@ -12,7 +12,7 @@ from rlstack.storage.checkpoint_leaves import check_same
 def copy(
     path: Path, source: Path, parts: Sequence[str], before_rename: Callable[[], None] | None = None
 ) -> Path:
-    """Writes a checkpoint with the leaves of another one in place of its own, where these belong.
+    """Copies some parts of the leaves of one checkpoint into a copy of another one.
 
     It is a newer checkpoint of the same step, with the same metadata; `path` stays as it is.
 
@@ -26,7 +26,7 @@ def copy(
       The path of the new checkpoint.
 
     Raises:
-      DamagedError: one of the two cannot be read.
+      DamagedError: one of the two checkpoints cannot be read.
       CheckpointError: the leaves differ in their structure, shapes or dtypes.
       CheckpointWriteError: the file system refuses the write.
     """

@@ -50,7 +50,7 @@ def read(path: Path, where: str) -> dict[str, Any]:
     """Returns the content of checkpoint.json.
 
     Raises:
-      DamagedError: it is missing or not what was written.
+      DamagedError: the record is missing or is not what was written.
       CheckpointError: another version of rlstack wrote it.
     """
     try:

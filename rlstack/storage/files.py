@@ -15,8 +15,8 @@ def read_json(path: Path) -> Any:
 
     Raises:
       OSError: the file cannot be read.
-      ValueError: it is not JSON.
-      RecursionError: it is nested too deeply.
+      ValueError: the content is not JSON.
+      RecursionError: the content is nested too deeply.
     """
     return json.loads(path.read_bytes())  # which knows the mark, unlike a text
 
@@ -49,10 +49,10 @@ def write(
     """Writes a file.
 
     Args:
-      path: of the file, which is replaced.
-      content: of the file; text is encoded in UTF-8.
+      path: the path of the file, which is replaced.
+      content: the content of the file; text is encoded in UTF-8.
       to_disk: whether to wait until the content is on the disk, to survive a loss of power.
-      check: called just before the old file is replaced, which an error prevents.
+      check: called just before the old file is replaced; if it raises an error, the old file stays.
 
     Raises:
       OSError: the file cannot be written; the old one stays.

@@ -92,9 +92,9 @@ class JsonlLogger:
         """Opens the file.
 
         Args:
-          path: of the file.
+          path: the path of the file.
           clock: returns Unix seconds.
-          before_write: called before each line; an exception of it is raised.
+          before_write: called before each line; `write` raises its exceptions.
         """
         self._clock, self._before_write = clock, before_write
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ class TensorBoardLogger:
         """Opens a new event file.
 
         Args:
-          directory: of the event files.
+          directory: the directory of the event files.
           flush_secs: seconds between two flushes.
           after: TensorBoard no longer shows what earlier files hold after these frames. None:
               it shows everything.
@@ -160,7 +160,7 @@ class TensorBoardLogger:
         from tensorboardX.summary import scalar
 
         self._scalar: Callable[[str, float], Any] = scalar
-        self._tags: dict[str, str] = {}  # of the logs, in the characters that TensorBoard takes
+        self._tags: dict[str, str] = {}  # log name -> its tag, in characters that TensorBoard takes
         # An unbounded queue, because a bounded one would block forever if its thread failed.
         self._writer: Any = SummaryWriter(
             str(directory),
@@ -217,14 +217,14 @@ class TensorBoardLogger:
 
 
 class _EventFile:
-    """Keeps the error that ended the thread of a `TensorBoardLogger`, which has no caller."""
+    """Stores the error that ended the writing thread of a `TensorBoardLogger`."""
 
     def __init__(self, events: Any):
         self._events, self._writer = events, events._ev_writer
         self.error: OSError | None = None
 
     def give_up(self, error: OSError) -> None:
-        """Writes no more: at its end the process would try again, and print more tracebacks."""
+        """Stops writing; otherwise the process would try again at its end, with more tracebacks."""
         self.error = error
         self._events._closed = True
         with contextlib.suppress(OSError, AttributeError):
@@ -312,7 +312,7 @@ class Fanout:
 
         Args:
           step: environment frames.
-          path: of the file.
+          path: the path of the file.
         """
         for logger in self._loggers:
             write_video = getattr(logger, "write_video", None)

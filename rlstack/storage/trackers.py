@@ -36,9 +36,9 @@ class Tracker(abc.ABC):
     """A logger that passes on at most one line a second."""
 
     def __init__(self) -> None:
-        """Has no line yet."""
+        """Starts without a line to pass on."""
         self._step = 0
-        self._newest: dict[str, Any] = {}  # of the lines that wait
+        self._newest: dict[str, Any] = {}  # the newest values of the lines that wait
         self._passed = -math.inf  # when the last line was passed on
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
@@ -52,7 +52,7 @@ class Tracker(abc.ABC):
             self.pass_on()
 
     def pass_on(self) -> None:
-        """Passes on what waits."""
+        """Passes on the line that waits, if there is one."""
         if self._newest:
             logs, self._newest = self._newest, {}
             self._passed = time.monotonic()
@@ -223,7 +223,7 @@ def _ids(run_dir: Path) -> dict[str, str]:
 
 
 def _keep(run_dir: Path, ids: Mapping[str, str]) -> None:
-    """Adds ids to those of the run; other trackers may have added theirs since."""
+    """Adds ids to the run's file of ids, which other trackers may have changed meanwhile."""
     with _lock:
         files.write(run_dir / _IDS, json.dumps({**_ids(run_dir), **ids}))
 

@@ -22,8 +22,8 @@ def natural_end(name: str, config: Mapping[str, Any]) -> Ended | None:
     """Returns what tells the ends of an environment; None if only its limit is known.
 
     Args:
-      name: its id in EnvPool.
-      config: its options, with their defaults.
+      name: the environment's id in EnvPool.
+      config: the environment's options, including defaults.
     """
     kind = name.rpartition("-v")[0]
     if kind in ("CartPole", "phys2d/CartPole"):

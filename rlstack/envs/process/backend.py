@@ -66,7 +66,7 @@ class ProcessBackend:
             ) from error
         self._config = config
         size = self._size = config.size
-        self.last_restart = ""  # its reason
+        self.last_restart = ""  # the reason of the last restart
         self._limit = RestartLimit(config.max_restarts, config.restart_window)
         self._working_since = time.monotonic()
         self._memory_fd = open_memory()
@@ -75,7 +75,7 @@ class ProcessBackend:
         self._finalizer = weakref.finalize(
             self, end_all, self._workers, self._memory_fd, os.getpid()
         )
-        self._signature: SpecSignature | None = None  # of the first worker's environments
+        self._signature: SpecSignature | None = None  # signature of the first worker's environments
         number = min(config.num_workers or os.cpu_count() or 1, size)
         shares = [ids.tolist() for ids in np.array_split(np.arange(size), number)]
         try:
@@ -103,7 +103,7 @@ class ProcessBackend:
         self._lost = np.zeros(size, bool)  # whether the worker exited while the caller held the row
         self._resetting = np.zeros(size, bool)
         self._ready: list[int] = []
-        self._metrics: dict[int, dict[str, float]] = {}  # of each environment's last episode
+        self._metrics: dict[int, dict[str, float]] = {}  # id -> numbers of the last episode
         self._ids = np.arange(size, dtype=np.int32)
 
     def _start(self, seeds: dict[int, int], first_index: int | None = None) -> WorkerHandle:

@@ -44,11 +44,11 @@ class Setup(NamedTuple):
     """The data that a worker needs to build its environments."""
 
     builder: bytes  # the pair (builder, options), pickled by cloudpickle
-    seeds: dict[int, int]  # by environment id
+    seeds: dict[int, int]  # environment id -> seed
     size: int  # number of environments of the whole pool
     together: bool  # whether to answer once for all environments of a batch of orders
     step_info: bool = False  # whether to send the numbers in the info of every step
-    first_index: int | None = None  # of the first episodes, see `PoolConfig`
+    first_index: int | None = None  # index of the first episodes, see `PoolConfig`
 
 
 class Hello(NamedTuple):

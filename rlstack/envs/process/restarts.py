@@ -1,4 +1,4 @@
-"""How often something that fails may be started again: a rate, not a number for its lifetime."""
+"""A limit on restarts: a rate, not a number for the whole lifetime."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import collections
 
 
 class RestartLimit:
-    """At most ``most`` restarts within ``window`` seconds of work.
+    """Allows at most ``most`` restarts within ``window`` seconds of work.
 
     Only working time counts. Something that hangs, or that takes long to start, would otherwise
     never reach the limit.

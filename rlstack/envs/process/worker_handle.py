@@ -120,7 +120,7 @@ class WorkerHandle:
         """Waits until the worker has built its environments.
 
         Raises:
-          WorkerFailure: it failed, or took more than ``timeout`` seconds.
+          WorkerFailure: the worker failed, or took more than ``timeout`` seconds.
         """
         self.sock.settimeout(timeout)
         try:
@@ -192,7 +192,7 @@ class WorkerHandle:
         """Checks that a worker with pending orders is alive and makes progress.
 
         Raises:
-          WorkerFailure: it has exited, or has not finished a step for ``timeout`` seconds.
+          WorkerFailure: the worker has exited, or has finished no step for ``timeout`` seconds.
         """
         exited = self._process.poll() is not None
         if select.select([self.sock], [], [], 0)[0]:

@@ -52,7 +52,7 @@ class ConnectFour:
     def reset(self) -> list[Observation]:
         """Empties the board; the first seat begins."""
         self._boards = np.zeros((2, ROWS, COLUMNS, 2), np.float32)  # as each seat sees it
-        self._stones = [0, 0]  # of each seat, a bit for each cell
+        self._stones = [0, 0]  # the stones of each seat, one bit per cell
         self._heights = [0] * COLUMNS
         self._turn = 0
         return self._observations()

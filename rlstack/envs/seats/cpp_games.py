@@ -40,7 +40,7 @@ def seats(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
 
     Args:
       name: an EnvPool id.
-      options: of the environment.
+      options: options of the environment.
 
     Raises:
       ValueError: an option changes the number of agents, which EnvPool would not survive.
@@ -70,7 +70,7 @@ class CppGames:
 
         Args:
           name: an EnvPool id of a game of several players.
-          config: as for `rlstack.envs.cpp.backend.CppBackend`.
+          config: the pool's options, as for `rlstack.envs.cpp.backend.CppBackend`.
 
         Raises:
           EnvError: the pool is not synchronous.

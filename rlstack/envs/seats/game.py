@@ -33,7 +33,7 @@ class Seats:
 
     Attributes:
       game: builds a game.
-      name: of the game, for errors.
+      name: the name of the game, for errors.
       in_turn: whether the seats of these games act in turn.
     """
 
@@ -64,7 +64,7 @@ class Seats:
         return showing(self.game(**options), self.name, **seen, in_turn=self.in_turn)
 
     def table(self, game: Any) -> Table:
-        """Returns what the environments of a game's seats share."""
+        """Returns the table that the environments of a game's seats share."""
         return _Table(game, self.name)
 
     def seat(self, table: Any, seed: int) -> Any:
@@ -114,12 +114,12 @@ class Table:
 
     Attributes:
       game: the game.
-      name: of the game, for errors.
-      seeds: of the environments of the seats so far.
+      name: the name of the game, for errors.
+      seeds: the seeds of the environments added so far, in the order of the seats.
     """
 
     def __init__(self, game: Any, name: str) -> None:
-        """Has no seats yet."""
+        """Starts without seats; each seat's environment is added later."""
         self.game, self.name = game, name
         self.seeds: list[int] = []
         self._closed = False
@@ -145,12 +145,12 @@ class _Table(Table):
         super().__init__(game, name)
         self._lock = threading.Lock()
         self._announced: dict[int, Tree | None] = {}
-        self._outcome: GameStep | None = None  # of the step that seats take now
+        self._outcome: GameStep | None = None  # result of the step that seats take now
         self._kinds = [0] * len(game.seats)  # the step types of the seats in it
         self._untaken: set[int] = set()  # seats that have not taken it
         self._left: set[int] = set()  # seats that are not in the game any more
         self._over = True
-        self._returns = [0.0] * len(game.seats)  # of the seats, in the episode in progress
+        self._returns = [0.0] * len(game.seats)  # returns of the seats in the episode in progress
 
     def announce(self, seat: int, action: Tree | None) -> None:
         """Takes the next action of a seat, None for a new game."""

@@ -1,4 +1,4 @@
-"""Several matches of one game side by side, so that more policies may play than a match has seats.
+"""Several matches of one game side by side, so that more policies can play than one match seats.
 
 A policy set gives each seat of a game to one policy. With two matches of a game of two seats, a set
 can hold a policy, its earlier versions, and an exploiter that meets only the newest of them (the
@@ -34,9 +34,9 @@ class Matches:
         Args:
           game: "module:name" of a class of `SeatGame`, or of a builder of their environments, such
             as ``rlstack.envs.seats.games:RockPaperScissors``.
-          matches: their number.
-          seed: of the first match, if the game takes a seed; the others have the next ones.
-          **options: those of the game.
+          matches: the number of matches.
+          seed: the seed of the first match, if the game takes a seed; match i has ``seed + i``.
+          **options: keyword arguments of the game.
 
         Raises:
           ValueError: there is no such game, its seats act in turn, or there is no match.

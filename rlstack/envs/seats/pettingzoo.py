@@ -26,12 +26,12 @@ from rlstack.references import load_object
 
 
 class _Adapter:
-    """What the adapters of both interfaces share.
+    """The common part of the adapters of both PettingZoo interfaces.
 
     Attributes:
       seats: the possible agents.
-      observation_spec, action_spec: of one seat.
-      state_spec: of the state of the environment, if it has one.
+      observation_spec, action_spec: the specs of one seat.
+      state_spec: the spec of the environment's state, if it has one.
     """
 
     def __init__(self, env: Any, game: str) -> None:
@@ -89,12 +89,12 @@ class ParallelGame(_Adapter):
         Args:
           game: a module of environments such as "mpe2.simple_spread_v3", or "module:callable" of a
             function that returns a parallel environment.
-          seed: of its first reset.
-          **options: of the environment.
+          seed: the seed of the first reset.
+          **options: keyword arguments of the environment.
 
         Raises:
           ValueError: there is no such environment.
-          EnvError: it has no equal spaces for all agents.
+          EnvError: the environment's agents have different spaces.
         """
         super().__init__(_function(game)(**options), game)
         self._seed = seed
@@ -149,12 +149,12 @@ class AECGame(_Adapter):
         Args:
           game: a module of environments such as "pettingzoo.classic.tictactoe_v3", or
             "module:callable" of a function that returns an AEC environment.
-          seed: of its first reset.
-          **options: of the environment.
+          seed: the seed of the first reset.
+          **options: keyword arguments of the environment.
 
         Raises:
           ValueError: there is no such environment.
-          EnvError: it has no equal spaces for all agents.
+          EnvError: the environment's agents have different spaces.
         """
         super().__init__(_function(game, "env")(**options), game)
         self._seed: int | None = seed

@@ -10,7 +10,7 @@ from rlstack.envs.nest import Tree
 
 
 class GameStep(NamedTuple):
-    """What a step of a game gives its seats; sequences have one entry for each seat."""
+    """The result of one step of a game; sequences have one entry for each seat."""
 
     observations: Sequence[Tree]
     rewards: Sequence[float]
@@ -27,7 +27,7 @@ def step_types_of(step: GameStep, left: set[int]) -> list[int]:
     """Returns the step type of each seat, and adds to ``left`` those that leave the game.
 
     Args:
-      step: of the game.
+      step: the step of the game.
       left: the seats that are not in the game before the step.
     """
     found = list(step.step_types)

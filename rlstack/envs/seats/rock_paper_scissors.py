@@ -36,7 +36,7 @@ class RockPaperScissors:
         return " against ".join(self.action_names[throw] for throw in self._thrown) or "not thrown"
 
     def reset(self) -> list[np.ndarray]:
-        """Shows nothing to both seats."""
+        """Starts a game. Both seats observe that nothing has been thrown."""
         self._thrown = []
         return self._observe()
 
@@ -68,7 +68,7 @@ def exploitability(probabilities: np.ndarray, rock: float = 1.0) -> float:
     divided by two (NashConv / 2).
 
     Args:
-      probabilities: of rock, paper and scissors, ``[3]``.
-      rock: what a win by rock pays.
+      probabilities: the probabilities of rock, paper and scissors, ``[3]``.
+      rock: the payoff of a win by rock.
     """
     return float((payoffs(rock) @ np.asarray(probabilities, np.float64)).max())

@@ -1,4 +1,4 @@
-"""More entries in the observations of seats: their number, and the state for the critic.
+"""Adds entries to the observations of seats: the seat's number, and the state for the critic.
 
 An observation then is a dict: the entries that the game shows, or ``observation`` if it shows no
 dict, and these:
@@ -34,17 +34,17 @@ def showing(
     *,
     in_turn: bool = False,
 ) -> Any:
-    """Returns a game whose seats see these entries too, or the game itself for no entry.
+    """Adds entries to the observations of a game's seats; without entries, returns the game itself.
 
     Args:
       game: a `rlstack.envs.seats.protocol.SeatGame`, or a `rlstack.envs.seats.turns.TurnGame`.
-      name: of the game, in errors.
-      seat_index: whether a seat sees its number.
+      name: the name of the game in errors.
+      seat_index: whether a seat observes its own number.
       critic_state: what the critic sees: nothing more than the seat; the observations of all seats
           without their action masks, in a dict with an entry for each seat (joined); or the state
           of the game (game), for which the game must be a `GameWithState`. In a game of turns, a
           seat for which the game has ended is joined with its last observation.
-      in_turn: whether its seats act in turn.
+      in_turn: whether the game's seats act in turn.
 
     Raises:
       ValueError: there is no such state, or the game already has an entry of this name.

@@ -12,8 +12,8 @@ from rlstack.envs.seats.protocol import GameStep
 
 CHOICES = 9  # orders from 4 below the last demand to 4 above it
 _ORDERS = tuple(f"demand{more:+}" if more else "demand" for more in range(-4, 5))
-_MAX_DEMAND = 8  # of customers in a week, uniform from 0
-_SCALE = 10.0  # of the numbers in observations, and of costs in rewards
+_MAX_DEMAND = 8  # largest weekly demand of customers, uniform from 0
+_SCALE = 10.0  # divisor of the numbers in observations, and of costs in rewards
 _MOST = 40.0  # largest number in observations, before scaling
 _SEATS = ("retailer", "wholesaler", "distributor", "factory")
 

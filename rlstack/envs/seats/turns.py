@@ -38,9 +38,9 @@ class Ending(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What follows an action."""
+    """The result of an action in a game of turns."""
 
-    seat: int | None  # whose turn it is; None if the game is over
+    seat: int | None  # the seat that acts next; None if the game is over
     reward: float = 0.0  # the sum of this seat's rewards since its last turn
     ended: Mapping[int, Ending] = MappingProxyType(
         {}
@@ -96,7 +96,7 @@ class _TurnTable(Table):
 
     Attributes:
       turn: the seat that acts next; None if the game is over.
-      infos: of the seats for which the game has ended, the numbers to log.
+      infos: numbers to log, by seat, for the seats whose game has ended.
     """
 
     def __init__(self, game: TurnGame, name: str) -> None:
@@ -109,7 +109,7 @@ class _TurnTable(Table):
         self._ended: dict[int, float] = {}  # seats for which the game has ended, with discounts
         self._waiting = set[int]()  # seats that want a new game
         self._due: dict[int, dm_env.TimeStep] = {}
-        self._announced: dict[int, Tree | None] = {}  # in a synchronous pool
+        self._announced: dict[int, Tree | None] = {}  # next actions by seat, in a synchronous pool
         self._returns = [0.0] * self._number
         self._seen: dict[int, Tree] = {}  # the last observations of seats that have ended
         self.infos: dict[int, Mapping[str, Any]] = {}
@@ -281,8 +281,8 @@ def playable(observation: Tree, waits: bool = False) -> Tree:
     Games often mark no action as legal where a seat cannot act.
 
     Args:
-      observation: of a seat.
-      waits: whether the first action is to be the only legal one.
+      observation: the observation of a seat.
+      waits: whether to mark only the first action as legal.
     """
     if not isinstance(observation, Mapping) or ACTION_MASK not in observation:
         return observation

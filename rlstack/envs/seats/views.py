@@ -44,9 +44,10 @@ class SharedPool:
 
         Args:
           pool: a pool with one row for each seat; `close` closes it.
-          rows: for each view its rows, increasing. Every row of the pool belongs to one view.
+          rows: view name -> the view's rows in increasing order. Every row of the pool belongs to
+            exactly one view.
           num_seats: number of seats of one game.
-          rng: deals places to seats; None leaves each place at its row.
+          rng: the generator that assigns places to seats; None leaves each place at its row.
 
         Raises:
           ValueError: a row has no view or several, or the rows are not whole games.
@@ -84,7 +85,7 @@ class SharedPool:
         """The newest step of all rows.
 
         Raises:
-          RuntimeError: no view has been reset.
+          RuntimeError: no view has been reset yet.
         """
         if self._newest is None:
             raise RuntimeError("SharedPool.newest: reset must come first.")
@@ -115,7 +116,8 @@ class SharedPool:
 
         Raises:
           ValueError, TypeError: the actions have a wrong structure or number of rows.
-          RuntimeError: called before ``reset``, or twice without ``recv``.
+          RuntimeError: ``reset`` was not called before, or ``recv`` was not called since the last
+            send.
         """
         if name not in self._started or name in self._sent or name in self._unread:
             rule = "reset" if name not in self._started else "recv after a send"
@@ -166,7 +168,7 @@ class SharedPool:
             self._deal(self._rng)
 
     def _deal(self, rng: np.random.Generator) -> None:
-        """Deals the places anew in games that begin."""
+        """Assigns places to seats at random in the games that begin."""
         begins = self.begins
         if not begins.any():
             return

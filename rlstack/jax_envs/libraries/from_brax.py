@@ -29,13 +29,13 @@ from rlstack.types import Array, PRNGKey, PyTree
 
 _log = logging.getLogger(__name__)
 
-_STEPS = 1000  # of an episode, as in Brax's training
+_STEPS = 1000  # steps of an episode, as in Brax's training
 
 
 class BraxState(NamedTuple):
     """The state of one episode."""
 
-    brax: PyTree  # of the environment, a `brax.envs.State`
+    brax: PyTree  # the environment's state, a `brax.envs.State`
     time: Array  # [] int32, steps so far
 
 
@@ -43,13 +43,13 @@ def make_brax(name: str, options: Mapping[str, Any]) -> BraxEnv:
     """Returns an environment of Brax.
 
     Args:
-      name: its name in Brax, such as ``ant``.
+      name: the environment's name in Brax, such as ``ant``.
       options: ``episode_length``, after which episodes are truncated; and arguments of the
         environment, such as ``backend``.
 
     Raises:
       ValueError: Brax is not installed, has no such name, or does not take these options.
-      EnvError: its version is not known.
+      EnvError: the adapter does not know the installed version of Brax.
     """
     try:
         from brax import envs

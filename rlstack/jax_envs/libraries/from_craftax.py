@@ -35,12 +35,13 @@ def make_craftax(name: str, options: Mapping[str, Any]) -> CraftaxEnv:
     """Returns an environment of Craftax.
 
     Args:
-      name: its id, such as ``Craftax-Classic-Symbolic-v1``.
-      options: fields of its params, such as ``max_timesteps``.
+      name: the environment's id, such as ``Craftax-Classic-Symbolic-v1``.
+      options: fields of the environment's params, such as ``max_timesteps``.
 
     Raises:
       ValueError: Craftax is not installed, has no such name, or does not take these options.
-      EnvError: its version is not known, or a time limit does not end its episodes.
+      EnvError: the adapter does not know the installed version of Craftax, or a time limit does not
+        end the environment's episodes.
     """
     try:
         from craftax.craftax_env import make_craftax_env_from_name as make
@@ -67,7 +68,7 @@ def make_craftax(name: str, options: Mapping[str, Any]) -> CraftaxEnv:
 
 
 def _check_limit(name: str, env: Any, params: Any) -> None:
-    """Asks whether a state is terminal with the shortest limit, and not terminal without one.
+    """Checks that a state is terminal with the shortest limit, and not terminal without one.
 
     All arrays of the state are 1, since making a world takes long.
 

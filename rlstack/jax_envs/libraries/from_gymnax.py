@@ -44,12 +44,13 @@ def make_gymnax(name: str, options: Mapping[str, Any]) -> GymnaxEnv:
     """Returns an environment of gymnax.
 
     Args:
-      name: its id.
-      options: fields of its params, and keyword arguments of ``gymnax.make``.
+      name: the environment's id.
+      options: fields of the environment's params, and keyword arguments of ``gymnax.make``.
 
     Raises:
       ValueError: gymnax is not installed, has no such id, or does not take these options.
-      EnvError: its version is not known, or a time limit does not end its episodes.
+      EnvError: the adapter does not know the installed version of gymnax, or a time limit does not
+        end the environment's episodes.
     """
     try:
         with deferred(*_UNUSED):
@@ -86,7 +87,7 @@ class GymnaxEnv:
     """One environment of gymnax; see `rlstack.jax_envs.environment.JaxEnv`."""
 
     def __init__(self, name: str, env: Any, params: Any) -> None:
-        """Stores the name, and what ``gymnax.make`` returns."""
+        """Stores the name, and the result of ``gymnax.make``."""
         self._name, self._env, self._params = name, env, params
         self._classic: list[ClassicControl | None] = []  # made when the first picture is drawn
         self._tells_limit = hasattr(env, "is_truncated")  # from gymnax 1.0
@@ -94,7 +95,7 @@ class GymnaxEnv:
 
     @property
     def render_fps(self) -> float | None:
-        """That of Gymnasium for classic control."""
+        """Gymnasium's frames per second for classic control; None for other environments."""
         return CLASSIC[self._name].fps if self._name in CLASSIC else None
 
     def render(self, state: PyTree) -> np.ndarray | None:

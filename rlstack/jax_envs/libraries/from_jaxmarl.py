@@ -33,7 +33,7 @@ def make_jaxmarl(name: str, options: Mapping[str, Any]) -> JaxMARLGame:
     """Returns a game of JaxMARL.
 
     Args:
-      name: its id.
+      name: the game's id.
       options: keyword arguments of ``jaxmarl.make``.
 
     Raises:

@@ -15,10 +15,10 @@ import numpy as np
 
 
 class Classic(NamedTuple):
-    """How an environment of classic control is shown."""
+    """The data to draw an environment of classic control with Gymnasium."""
 
-    fps: float  # Gymnasium's steps in a second
-    fields: tuple[str, ...]  # of gymnax's state: Gymnasium's state, in its order
+    fps: float  # Gymnasium's steps per second
+    fields: tuple[str, ...]  # gymnax's fields that make up Gymnasium's state, in its order
 
 
 CLASSIC = {
@@ -37,8 +37,9 @@ class ClassicControl:
         """Makes Gymnasium's environment.
 
         Args:
-          name: of the environment.
-          params: gymnax's, a dataclass; Gymnasium's environment gets those that it has too.
+          name: the name of the environment.
+          params: gymnax's params, a dataclass. Gymnasium's environment gets the params that it also
+            has as attributes.
 
         Raises:
           gymnasium.error.DependencyNotInstalled: Pygame, with which Gymnasium draws, is missing.

@@ -1,4 +1,4 @@
-"""Proofs that an adapter sees the time limit of a library, and that it knows the version."""
+"""Checks that an adapter reads a library's time limit correctly and knows its version."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _proved: set[object] = set()
 
 
 def check_version(name: str, distribution: str) -> None:
-    """Refuses a version of a library whose meaning the adapters do not know.
+    """Refuses a version of a library that the adapters do not know.
 
     Raises:
-      EnvError: the version is not known.
+      EnvError: the adapters do not know the installed version.
     """
     if wrong := versions.unknown(distribution):
         raise EnvError(f"JAX environment {name}: {wrong}")
 
 
 def check_limit(name: str, kind: object, env: JaxEnv | JaxGame) -> None:
-    """Makes one step of an episode with the shortest limit, and asks whether the episode ends.
+    """Checks that an episode with the shortest time limit ends after one step.
 
     It compiles only what tells the end, once in a process for each kind of environment.
 
     Args:
-      name: of the environment, for the error.
-      kind: environments of the same kind are proved once.
+      name: the name of the environment, for the error.
+      kind: a hashable key; environments of equal name and kind are checked only once.
       env: an adapter of a library, with the shortest limit.
 
     Raises:

@@ -1,1 +1,1 @@
-"""Layers, and the choice of how each is computed."""
+"""Layers, and the choice of the form in which each is computed."""

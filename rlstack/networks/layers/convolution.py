@@ -63,7 +63,7 @@ class Conv2D(hk.Module):
           padding: VALID, or SAME: zeros around the image, so that stride 1 keeps its size.
           w_init: initial kernel; by default a truncated normal distribution with the standard
               deviation 1 / sqrt(inputs of one output), as in ``hk.Conv2D``.
-          name: of the module; ``conv2_d`` by default.
+          name: the name of the Haiku module; ``conv2_d`` by default.
         """
         super().__init__(name=name)
         self._channels, self._padding, self._w_init = output_channels, padding, w_init

@@ -15,7 +15,7 @@ from rlstack.networks.layers.products import multiply
 
 
 class Block(NamedTuple):
-    """What a dense layer has besides its weights and its activation."""
+    """The options of a dense layer besides its weights and its activation."""
 
     norm: Norm = "none"  # between weights and activation
     batch_norm_decay: float = 0.999
@@ -46,9 +46,9 @@ def dense(
       size: size of the output.
       activation: the activation.
       block: the options of the layer.
-      is_training: whether outputs are dropped and batch norm uses the batch.
+      is_training: whether to apply dropout and to let batch norm use the batch.
       w_init: initial weights of a plain layer.
-      name: of the module with the weights.
+      name: the name of the Haiku module with the weights.
     """
     layer: Callable[[jax.Array], jax.Array]
     if block.spectral_norm:

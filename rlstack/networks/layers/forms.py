@@ -1,4 +1,4 @@
-"""The choice of how layers are computed. It depends on where they are traced.
+"""The choice of the form in which layers are computed, which depends on where they are traced.
 
 Code that is traced cannot see whether it becomes part of a compiled loop, so whoever makes the loop
 says it::

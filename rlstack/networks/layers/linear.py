@@ -30,9 +30,9 @@ class Linear(hk.Module):
           size: size of the output.
           w_init: initial weights; by default a truncated normal distribution with the standard
               deviation 1 / sqrt(inputs), as in ``hk.Linear``.
-          name: of the module; ``linear`` by default.
+          name: the name of the Haiku module; ``linear`` by default.
           b_init: initial biases.
-          with_bias: whether there are biases.
+          with_bias: whether to add biases.
         """
         super().__init__(name=name)
         self._size, self._with_bias = size, with_bias

@@ -37,7 +37,7 @@ class EntityType(NamedTuple):
     name: str
     features: tuple[str, ...]
     capacity: int
-    offset: int  # its first slot
+    offset: int  # index of the type's first slot
 
 
 class EntityAction(NamedTuple):
@@ -53,7 +53,7 @@ class EntityLayout(NamedTuple):
     """The entity types and actions of an environment."""
 
     types: tuple[EntityType, ...]  # types with entities that become tokens, by slot
-    actions: tuple[EntityAction, ...]  # in the order of jax.tree.leaves
+    actions: tuple[EntityAction, ...]  # ordered like jax.tree.leaves
     num_slots: int
 
     @property

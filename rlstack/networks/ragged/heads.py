@@ -24,7 +24,8 @@ def policy_logits(layout: EntityLayout, d_qk: int, tokens: Array, observation: P
       layout: the layout of the observation and the actions.
       d_qk: width of queries and keys of actions that select entities.
       tokens: ``[B, E, D]``, by slot.
-      observation: contains the slots of the actors; the logits of missing actors are undefined.
+      observation: an observation with the slots of the actors; the logits of missing actors are
+        undefined.
     """
     names = module_names([action.name for action in layout.actions])
     parts = []

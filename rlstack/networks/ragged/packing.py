@@ -109,7 +109,7 @@ def _assign_groups(counts: np.ndarray, starts: np.ndarray, width: int) -> tuple[
 
     Args:
       counts: the number of sequences of each length, from 0.
-      starts: for each length, the position of its first sequence among all sorted by length.
+      starts: position of the first sequence of each length, among all sequences sorted by length.
       width: the width of a row.
 
     Returns:

@@ -62,7 +62,7 @@ class ReverbReplayBuffer:
         prefetch: int | None = None,
         max_pending: int = 32,
     ):
-        """Stores the arguments; does not connect yet.
+        """Stores the arguments; the first use connects.
 
         Args:
           cfg: the rules of the table, the same as the server's.
@@ -73,7 +73,7 @@ class ReverbReplayBuffer:
           spec: shapes and dtypes of one environment's step, from
             `rlstack.acting.actor.transition_spec`.
           env_ids: ids of the environments of this process, which adds their steps; None for all.
-          num_actors: for rounds: number of actors, which share the environments evenly.
+          num_actors: number of actors, needed for rounds. Actors share the environments evenly.
           prefetch: number of items that Reverb's threads sample ahead, in addition to one batch
               that is kept ready. 0: items are sampled only on request. None: `default_prefetch`.
               For small items, which are sent in batches, the server also samples ahead:
@@ -170,7 +170,7 @@ class ReverbReplayBuffer:
         their chunk are added.
 
         Raises:
-          ReplayTimeoutError: it took longer than the timeout; the items are still being sent.
+          ReplayTimeoutError: the wait exceeded the timeout; the items are still being sent.
         """
         self._writer("flush").flush(self._cfg.timeout_seconds if timeout is None else timeout)
         if self._server is not None and self._prefetch:

@@ -189,7 +189,7 @@ class DrawnBatch(NamedTuple):
 
     keys: np.ndarray  # [B] uint64
     relative_probs: np.ndarray | None  # [B] N * P(i), relative to uniform; None: all equal
-    leaves: list[np.ndarray]  # of the trajectory, [T+1, B, ...]
+    leaves: list[np.ndarray]  # leaves of the trajectory, [T+1, B, ...]
 
     def cut(self, start: int, stop: int) -> DrawnBatch:
         """Returns some of the items, as views."""

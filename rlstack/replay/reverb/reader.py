@@ -59,7 +59,7 @@ class PriorityUpdates:
           client: a client of the server.
           address: the server's address.
           calls: the thread that makes the calls, which may block.
-          maxima: contains the largest priority.
+          maxima: the shared maxima, which include the largest priority.
           at_once: whether ``update`` waits until the update is done.
         """
         self._cfg, self._client, self._address = cfg, client, address
@@ -124,8 +124,8 @@ class ReverbReader:
           packing: the packing of the steps.
           address: the server's address, ``host:port``.
           prefetch: number of items to sample ahead; with 0, ``can_sample`` is exact.
-          num_actors: for rounds: number of actors, which share the environments evenly.
-          maxima: shared with the writing half.
+          num_actors: number of actors, needed for rounds. Actors share the environments evenly.
+          maxima: the maxima that this half shares with the writing half.
           closed: returns whether the buffer has been closed since.
         """
         self._cfg, self._packing, self._address = cfg, packing, address
@@ -153,7 +153,7 @@ class ReverbReader:
         self._request_next()
 
     def _request_next(self) -> None:
-        """With prefetching, requests the items of the next sample."""
+        """Requests the items of the next sample, if prefetching is on."""
         if self._prefetch:
             with self._fetcher.changed:
                 in_rounds = self._queue.in_rounds

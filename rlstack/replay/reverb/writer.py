@@ -36,7 +36,7 @@ _REFRESH = 1.0  # seconds between two reads of the largest priority
 # From 50 items of one stream that are unsent or in transit, Reverb prints a warning for every tenth
 # one. An actor that waits for its learner would fill the disk with them.
 _MAX_PER_STREAM = 49
-_MAX_ENVS = 24  # of one stream, so that others of its items may be in transit
+_MAX_ENVS = 24  # environments per stream, so that a stream can have more items in transit
 
 
 @dataclasses.dataclass
@@ -78,7 +78,7 @@ class ReverbWriter:
           max_pending: number of unsent items, or items in transit, above which ``add`` waits, or
               a lower one at which Reverb does not warn; 0 makes every ``add`` wait until its items
               are in the table.
-          maxima: shared with the reading half.
+          maxima: the maxima that this half shares with the reading half.
           closed: returns whether the buffer has been closed since.
         """
         self._cfg, self._env_ids, self._packing = cfg, env_ids, packing
@@ -282,7 +282,7 @@ class ReverbWriter:
         """Waits until all completed items are in the table.
 
         Raises:
-          ReplayTimeoutError: it took longer than the timeout; the items are still being sent.
+          ReplayTimeoutError: the wait exceeded the timeout; the items are still being sent.
         """
         with self._lock:
             self._check_open("flush")

@@ -1,4 +1,4 @@
-"""Replay in a process of its own: a `ReplayService` holds the table, others write and sample."""
+"""Replay in a separate process: a `ReplayService` holds the table, others write and sample."""
 
 from rlstack.replay.served.buffer import ServedReplayBuffer
 from rlstack.replay.served.service import ReplayService

@@ -70,7 +70,7 @@ class ServedReplayBuffer:
         max_pending: int | None = None,
         alone: bool = False,
     ):
-        """Stores the arguments; does not connect yet.
+        """Stores the arguments; the first use connects.
 
         Args:
           cfg: the rules of the table, the same as the service's.
@@ -127,7 +127,7 @@ class ServedReplayBuffer:
         """Waits until all completed items are in the table.
 
         Raises:
-          ReplayTimeoutError: it took longer than the timeout; the items are still being sent.
+          ReplayTimeoutError: the wait exceeded the timeout; the items are still being sent.
         """
         self._writer.flush(self._seconds(timeout))
 

@@ -48,9 +48,9 @@ class ServiceCalls:
         """Calls a method and returns its result.
 
         Args:
-          method: its name.
-          *arguments: its arguments.
-          seconds: for which it may wait on the service.
+          method: the name of the method.
+          *arguments: the arguments of the method.
+          seconds: seconds for which the method may wait on the service.
 
         Raises:
           UnavailableError: the service does not answer.

@@ -71,18 +71,18 @@ def prepare(directory: Path) -> Path:
 
 
 def clear(directory: Path) -> None:
-    """Removes what a server has written and nobody has taken."""
+    """Removes a server's checkpoint that `take` has not taken."""
     for path in (directory / WRITTEN).glob("*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def keep_only(directory: Path, names: Collection[str], *, unnumbered_too: bool) -> None:
-    """Removes all checkpoints but those with these names.
+    """Removes all checkpoints except the named ones.
 
     Args:
-      directory: of the checkpoints.
-      names: of the numbered ones to keep.
-      unnumbered_too: whether to remove also those without a number.
+      directory: the directory of the checkpoints.
+      names: the names of the numbered checkpoints to keep.
+      unnumbered_too: whether to remove the checkpoints without a number, too.
     """
     others = unnumbered(directory) if unnumbered_too else []
     for path in [*numbered(directory), *others]:

@@ -1,4 +1,4 @@
-"""The reading half of a served replay: batches, and what the reader tells the service."""
+"""The reading half of a served replay: batches, priorities and params versions."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class ServedReader:
     def __init__(
         self, cfg: ReplayConfig, spec: Transition, calls: ServiceCalls, *, prefetch: int
     ) -> None:
-        """Requests nothing yet.
+        """Stores the parts; requests begin later.
 
         Args:
           cfg: the rules of the table.
-          spec: of one environment's step.
+          spec: the spec of one environment's step.
           calls: the service.
           prefetch: number of batches that are drawn ahead.
         """
@@ -65,7 +65,7 @@ class ServedReader:
         self._closed = False
         self._thread: threading.Thread | None = None
         self._news = threading.Lock()
-        self._version = -1  # that was set
+        self._version = -1  # the params version to send
         self._updates: list[tuple[np.ndarray, np.ndarray]] = []  # priorities to send
         self._newest = -1  # version that was set or seen
         self._lag = np.zeros(1, np.int64)

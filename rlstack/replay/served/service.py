@@ -22,7 +22,7 @@ from rlstack.replay.shared_memory import SharedMemReplayBuffer
 from rlstack.rpc import remote
 from rlstack.types import Logs, PyTree, Transition
 
-MOST_BATCHES = 8  # of one message
+MOST_BATCHES = 8  # largest number of batches in one message
 _LONGEST_WAIT = 2.0  # seconds that a call may wait, so that few threads of the transport do
 
 
@@ -58,8 +58,8 @@ class ReplayService:
           seed: seed of the sampler's random generator.
           spec: shapes and dtypes of one environment's step, from
             `rlstack.acting.actor.transition_spec`.
-          num_actors: for rounds: number of actors, which share the environments evenly and in
-            order.
+          num_actors: number of actors, needed for rounds. Actors share the environments evenly and
+            in order.
           checkpoint_dir: the directory of checkpoints; None for no checkpoints.
           start_from: the checkpoint to begin with; None for an empty table.
 
@@ -86,9 +86,9 @@ class ReplayService:
 
         Args:
           token: identifies the writer in later calls.
-          first: its first environment.
-          count: number of its environments.
-          its_layout: `layout` of its config.
+          first: the id of the writer's first environment.
+          count: number of the writer's environments.
+          its_layout: the `layout` of the writer's config.
 
         Raises:
           ValueError: the layouts differ, or there are no such environments.
@@ -113,8 +113,9 @@ class ReplayService:
         """Adds steps in order, until one must wait for longer than it may.
 
         Args:
-          token: of the writer.
-          number: of this call of the writer, from 1; a repeated call adds nothing again.
+          token: the writer's token, from `open_writer`.
+          number: the number of this call among the writer's calls, from 1. A repeated call adds
+            nothing again.
           counts: number of environments in each step, [k].
           env_ids: the environments of all steps, counted from the writer's first, [sum(counts)];
             None if each step has all of them in order.
@@ -144,13 +145,14 @@ class ReplayService:
 
     @remote()
     def take(self, size: int, most: int, seconds: float, news: tuple) -> tuple[tuple | None, str]:
-        """Draws batches, together.
+        """Draws several batches in one call.
 
         Args:
-          size: items in each.
+          size: number of items in each batch.
           most: number of batches; only the first one is waited for.
           seconds: longest time to wait.
-          news: what the reader has to say first.
+          news: (params version, keys, priorities), applied before the draw; the version is -1
+            before the first one is set.
 
         Returns:
           The keys, the weights, the params version and the leaves, all but the version with a
@@ -180,7 +182,7 @@ class ReplayService:
 
     @remote(idempotent=True)
     def hear(self, news: tuple) -> None:
-        """Takes the reader's news before items are added that they could concern."""
+        """Applies the reader's params version and priorities, without drawing a batch."""
         self._hear(news)
 
     def _hear(self, news: tuple) -> None:

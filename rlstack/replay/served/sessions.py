@@ -25,13 +25,13 @@ class Session:
         columns: list[tuple[tuple[int, ...], np.dtype]],
         places: threading.Semaphore,
     ) -> None:
-        """Adds nothing yet.
+        """Stores the parts.
 
         Args:
-          writer: of these environments, in the table's process.
+          writer: the writer of these environments in the table's process.
           env_ids: consecutive ids.
           columns: shape and dtype of each leaf of one environment's step.
-          places: held while waiting.
+          places: limits the number of waiting calls; a place is held during a wait.
         """
         self._writer, self._columns, self._places = writer, columns, places
         self.env_ids = env_ids
@@ -175,7 +175,7 @@ class Sessions:
         """Returns a session.
 
         Raises:
-          ReplayClosedError: it was replaced or closed, or this service is not the one that made it.
+          ReplayClosedError: the session was replaced or closed, or another service made it.
         """
         session = self._open.get(token)
         if session is None:

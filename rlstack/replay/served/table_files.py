@@ -25,9 +25,9 @@ def write(directory: Path, layout: str, tree: PyTree) -> Path:
     """Writes a numbered checkpoint next to the earlier ones; returns its path.
 
     Args:
-      directory: of the checkpoints.
-      layout: of the table.
-      tree: its state, as arrays.
+      directory: the directory of the checkpoints.
+      layout: the layout of the table.
+      tree: the table's state, a pytree of arrays.
 
     Raises:
       ReplayCheckpointError: the file system refuses it; earlier checkpoints are intact.
@@ -56,12 +56,12 @@ def read(path: Path, layout: str, like: PyTree) -> PyTree:
     """Reads a checkpoint.
 
     Args:
-      path: of the checkpoint.
-      layout: of the table that loads it.
+      path: the path of the checkpoint.
+      layout: the layout of the table that loads the checkpoint.
       like: the state of an empty table of this layout.
 
     Raises:
-      ValueError: it is not a complete checkpoint of such a table.
+      ValueError: the path is not a complete checkpoint of such a table.
     """
     treedef = jax.tree_util.tree_structure(like)
     try:

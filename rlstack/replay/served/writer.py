@@ -93,20 +93,20 @@ class ServedWriter:
         *,
         max_pending: int,
     ):
-        """Sends nothing yet.
+        """Stores the parts; `add` sends the first steps.
 
         Args:
           cfg: the rules of the table.
           num_envs: number of environments of all writers.
           env_ids: consecutive ids of the environments of this writer.
-          spec: of one environment's step.
+          spec: the spec of one environment's step.
           calls: the service.
-          layout: of the config; the service compares it with its own.
+          layout: the layout of the config; the service compares it with its own layout.
           max_pending: number of rows (a step of one environment) that may wait to be sent. 0: every
             ``add`` waits until its step is in the table.
         """
         self._cfg, self._env_ids, self._calls, self._layout = cfg, env_ids, calls, layout
-        self._counter = StepCounter(len(env_ids))  # of steps since the last gap
+        self._counter = StepCounter(len(env_ids))  # counts steps since the last gap
         self._checks = StepRing(cfg, num_envs)  # never written; checks leaves
         leaves = jax.tree_util.tree_leaves(spec)
         self._checks.use(spec, [np.empty((1, num_envs, *x.shape), x.dtype) for x in leaves])
@@ -233,7 +233,7 @@ class ServedWriter:
         """Waits until all completed items are in the table.
 
         Raises:
-          ReplayTimeoutError: it took longer than the timeout; the items are still being sent.
+          ReplayTimeoutError: the wait exceeded the timeout; the items are still being sent.
         """
         with self._changed:
             self._check_open("flush")

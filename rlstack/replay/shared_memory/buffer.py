@@ -69,8 +69,8 @@ class SharedMemReplayBuffer:
           seed: seed of the sampler's random generator.
           spec: shapes and dtypes of one environment's step, from
             `rlstack.acting.actor.transition_spec`.
-          num_actors: for rounds: number of actors, which share the environments evenly and in
-              order.
+          num_actors: number of actors, needed for rounds. Actors share the environments evenly and
+              in order.
           private: whether only threads of this process use the buffer. Its memory is then not
             shared, and needs no space in /dev/shm.
 

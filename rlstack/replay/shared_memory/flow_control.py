@@ -1,4 +1,4 @@
-"""How writers and the reader of a shared replay buffer wait for each other."""
+"""Waiting between the writers and the reader of a shared replay buffer."""
 
 from __future__ import annotations
 

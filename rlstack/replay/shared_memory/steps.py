@@ -100,7 +100,7 @@ class SharedSteps:
     """The arrays in one block, for a config, a number of environments and a spec.
 
     Attributes:
-      counters: see `Counters`.
+      counters: the counters of the buffer, see `Counters`.
       ring: the steps, ``[rows, num_envs, ...]``.
       marks: ``[rows, num_envs]`` int64, ``g + 1`` where an unbroken item ends at step ``g``.
     """

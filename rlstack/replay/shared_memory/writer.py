@@ -72,7 +72,7 @@ class SharedMemWriter:
         self._all_mine = False
         self._in_step: slice | None = None  # environments that are at the same step
         self._step = 0
-        self._columns: Columns  # of `_in_step`
+        self._columns: Columns  # the columns of `_in_step`
         self._not_last = cfg.starts == "not_last"
         self._last_end = 0  # the newest step at which some environment of `_in_step` was LAST
         self._no_last = b""  # the newest step types of which none was LAST
@@ -81,7 +81,7 @@ class SharedMemWriter:
         self._me = (os.getpid(), start_time(os.getpid()), secrets.randbits(62))
         self._next_check = 0.0
         self._closed = False
-        self._refused_at: float | None = None  # of `may_write`, while it is refused
+        self._refused_at: float | None = None  # time of the last refusal by `may_write`
 
     def claim(self, env_ids: np.ndarray) -> None:
         """Makes this the writer of some environments.
@@ -249,8 +249,8 @@ class SharedMemWriter:
         """Marks a step if it ends unbroken items. Old marks do no harm: they name older steps.
 
         Args:
-          step: of the environments of `_in_step`.
-          step_types: of this step, [n].
+          step: the number of the step, the same for all environments of `_in_step`.
+          step_types: the step types of this step, [n].
         """
         start, context = step - self._length, self._cfg.context
         if self._not_last and not (step - context) % self._period:  # items may begin here
@@ -274,7 +274,7 @@ class SharedMemWriter:
             columns.marks[row].fill(step + 1)
 
     def _mark(self, envs: np.ndarray, steps: np.ndarray) -> None:
-        """Marks those of the steps that end an unbroken item."""
+        """Marks the steps that end an unbroken item."""
         starts = steps - self._length
         due = (starts >= 0) & (starts % self._period == 0)
         if not np.count_nonzero(due):
@@ -339,7 +339,7 @@ class SharedMemWriter:
 class SharedMemHandle(NamedTuple):
     """Allows another process to write to a buffer; it is small and can be pickled."""
 
-    name: str  # of the shared memory block
+    name: str  # the name of the shared memory block
     cfg: ReplayConfig
     num_envs: int
     spec: Transition
@@ -365,7 +365,7 @@ class SharedMemHandle(NamedTuple):
         Raises:
           ValueError: the actors cannot share the environments evenly, or another running process
               has that rank.
-          ReplayClosedError: as for ``attach``.
+          ReplayClosedError: the owner has closed the buffer or has ended.
         """
         if self.num_envs % num_actors or not 0 <= rank < num_actors:
             raise ValueError(

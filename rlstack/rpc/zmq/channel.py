@@ -184,7 +184,7 @@ class _Connection:
         return not self._failed
 
     def close(self) -> None:
-        """Closes the connection; what has not been sent is dropped."""
+        """Closes the connection; unsent data is dropped."""
         with contextlib.suppress(zmq.ZMQError):
             self._socket.disable_monitor()
         self._monitor.close(0)
@@ -239,7 +239,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _close(cancel: int, idle: list[_Connection]) -> None:
-    """Closes what a channel that nobody uses any more has kept."""
+    """Closes the remaining connections of a channel that was garbage-collected."""
     for connection in idle:
         connection.close()
     os.close(cancel)

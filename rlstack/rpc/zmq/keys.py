@@ -36,7 +36,8 @@ class Keys:
         """Reads what `Keys.text` returned.
 
         Raises:
-          ValueError: it is not four keys, or a public key does not belong to its secret key.
+          ValueError: the text does not hold four keys, or a public key does not belong to its
+            secret key.
         """
         parts = text.split()
         fits = len(parts) == 4 and all(len(part) == 40 for part in parts)
@@ -67,7 +68,7 @@ def made(where: str = "") -> Iterator[str]:
     """Makes new keys for this process and those that it starts in the body; yields their file.
 
     Args:
-      where: the directory for the file's own folder; by default that of temporary files.
+      where: the directory for the file's own folder; by default the directory of temporary files.
     """
     before = os.environ.get(VARIABLE)
     # Only this user can open it.

@@ -1,4 +1,4 @@
-"""What both ends of a connection over ZeroMQ agree on."""
+"""The settings that both ends of a ZeroMQ connection share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HANDSHAKE = 10_000  # milliseconds; a client that has not been admitted by then
 
 
 def set_options(socket: zmq.Socket) -> None:
-    """Sets the options that both ends have."""
+    """Sets the socket options that both ends share."""
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
     socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT)

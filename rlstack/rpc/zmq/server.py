@@ -74,8 +74,8 @@ class Server:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._sockets = threading.Lock()  # held by whoever uses a socket
         lock = threading.Lock()
-        self._count = threading.Condition(lock)  # of the threads
-        self._call = threading.Condition(lock)  # to the one that stands by
+        self._count = threading.Condition(lock)  # signals changes of the counts below
+        self._call = threading.Condition(lock)  # calls the thread that stands by
         self._threads = self._waiting = self._received = 0
         self._stands_by = self._called = False  # whether a thread does, and is to take over
         self._later = 0  # calls that wait for the result of a future
@@ -101,8 +101,9 @@ class Server:
         """Closes the server.
 
         Args:
-          seconds: to wait at most for calls in progress; None for no limit.
-          linger: milliseconds to wait at most until clients have received their answers.
+          seconds: the longest time in seconds to wait for calls in progress; None for no limit.
+          linger: the longest time in milliseconds to wait until clients have received their
+            answers.
         """
         if self._pid != os.getpid():  # it belongs to the parent
             return

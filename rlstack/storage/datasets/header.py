@@ -30,7 +30,7 @@ NAME = "dataset.json"
 _FORMAT = 2
 _WITH_STARTS = 3  # if a space does not start at 0, which earlier versions would not see
 _KNOWN = (1, _FORMAT, _WITH_STARTS)  # format 1 has no checksums
-_MOST = 1 << 48  # of anything that is counted
+_MOST = 1 << 48  # upper limit of all counts
 _MOST_STEP_BYTES = 1 << 30
 _MOST_DIMENSIONS = 32
 _NUMBERS = "biuf"  # kinds of dtypes; an object would be a pointer, read from the file
@@ -46,7 +46,7 @@ class Shard(NamedTuple):
     file: str
     steps: int  # rows
     episodes: int
-    crc32: int | None = None  # of the columns (`shards.crc32_of`); None in format 1
+    crc32: int | None = None  # CRC-32 of the columns (`shards.crc32_of`); None in format 1
 
 
 class Header(NamedTuple):
@@ -123,7 +123,7 @@ def _check(header: Header) -> None:
     """Checks that a header's counts, names and sizes are possible.
 
     Raises:
-      ValueError: one is not.
+      ValueError: a count, name or size is impossible.
     """
     for shard in header.shards:
         if not isinstance(shard.file, str) or Path(shard.file).name != shard.file:
@@ -172,12 +172,12 @@ def check_values(
     """Checks that the integers of recorded steps are within their spaces.
 
     Args:
-      arrays: by the name of the column, ``[steps, ...]`` as a shard holds them.
-      columns: of `columns`.
+      arrays: column name -> ``[steps, ...]``, as a shard holds the column.
+      columns: column name -> its spec, from `columns`.
       where: the beginning of the error message.
 
     Raises:
-      DatasetError: at the first column with a number that is not.
+      DatasetError: a number is outside of its space; the message names the first such column.
     """
     for name, spec in columns.items():
         if not is_limited(spec):
@@ -204,7 +204,7 @@ def check_specs(recorded: EnvSpec, spec: EnvSpec, where: str) -> None:
       where: the beginning of the error message.
 
     Raises:
-      DatasetError: at the first entry that differs.
+      DatasetError: the specs differ; the message names the first entry that differs.
     """
     wanted, held = columns(spec), columns(recorded)
     for name in [*wanted, *held]:

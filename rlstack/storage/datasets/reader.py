@@ -16,7 +16,7 @@ from rlstack.storage.datasets.shards import open_shard
 from rlstack.types import EnvSpec, PyTree, StepType, TimeStep
 
 _NOTE = "its header has no checksum, so damage of the header would not be noticed"
-_MOST_BYTES = 64 << 20  # of a header
+_MOST_BYTES = 64 << 20  # largest size of a header
 
 
 class Dataset:
@@ -27,7 +27,7 @@ class Dataset:
       header: the description of the dataset.
       fingerprint: a number that differs between recordings.
       step_type: the step types of all steps, ``[steps]`` int32.
-      note: what could not be checked, for the user; "" if everything was.
+      note: a message for the user about what could not be checked; "" if everything was checked.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -34,7 +34,7 @@ def open_shard(
     Args:
       directory: the directory of the dataset.
       shard: the shard, as the header describes it.
-      columns: by name, the spec of one step of each column, as the header describes it.
+      columns: column name -> the spec of one step, as the header describes it.
 
     Raises:
       DatasetError: the file is missing or damaged, or is not as the header says.
@@ -140,7 +140,7 @@ def _check_array(path: Path, name: str, file: Any, wanted: Any) -> bool:
     """Reads the description of an array in an .npy file; returns whether columns come first.
 
     Raises:
-      DatasetError: it is not the wanted (shape, dtype).
+      DatasetError: the array does not have the wanted (shape, dtype).
     """
     version = np.lib.format.read_magic(file)
     if version == (1, 0):

@@ -78,7 +78,7 @@ class DatasetWriter:
         self._ended_bytes = 0
         self._shards: list[Shard] = []
         self._returns: list[float] = []
-        self._frames = 0  # of recorded episodes, including those in progress
+        self._frames = 0  # frames of recorded episodes, including episodes in progress
         self._partial = self._path.with_name(f".partial-{self._path.name}-{os.getpid()}")
         _check_free(self._path)
         try:
