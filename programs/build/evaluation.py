@@ -93,17 +93,18 @@ def evaluate(
     """Evaluates params in environments of the experiment's evaluation.
 
     Args:
-      experiment: says how many episodes, and whether by index.
-      evaluator: from `make_evaluator`.
-      params: to evaluate.
-      progress: called after each step with the number of episodes that ended, and of all.
-      env: the first environments, if they are made already; the caller closes them.
-      make_pool: makes environments, from the number of the first; by default the experiment's.
-      brief: whether each environment plays one episode only. An evaluator of the user's own that is
-        not a subclass of `Evaluator` plays what it plays.
+      experiment: sets the number of episodes, and whether they are chosen by index.
+      evaluator: the result of `make_evaluator`.
+      params: the params to evaluate.
+      progress: called after each step with the number of finished episodes and of all episodes.
+      env: the first environments, if they exist already; the caller closes them.
+      make_pool: makes environments, given the number of the first one; by default makes the
+        environments of the experiment's evaluation.
+      brief: True to play only one episode in each environment. A user's evaluator that is not a
+        subclass of `Evaluator` ignores it.
 
     Raises:
-      WrongKindError: an evaluator of the user's own did not return an `Evaluation`.
+      WrongKindError: a user's evaluator did not return an `Evaluation`.
     """
     cfg = experiment.evaluator
     if brief:
@@ -134,12 +135,12 @@ def evaluate(
 
 
 def compile_evaluation(experiment: Experiment, evaluator: Evaluator, params: Params) -> None:
-    """Compiles what later evaluations call, by the first step of one.
+    """Compiles the functions of later evaluations by running the first step of one.
 
     Args:
-      experiment: as for `evaluate`.
-      evaluator: from `make_evaluator`. One of the user's own is not called.
-      params: any of the agent.
+      experiment: see `evaluate`. With a user's evaluator this function does nothing.
+      evaluator: the result of `make_evaluator`.
+      params: params of the agent, with any values.
     """
     if experiment.evaluator.factory:
         return
@@ -234,14 +235,14 @@ class Allowance:
         expected: float = 0.0,
         starts_once: bool = False,
     ) -> None:
-        """Starts the time.
+        """Starts measuring the time of which evaluations may use a share.
 
         Args:
-          share: of the time, such as 0.02.
-          clock: returns the seconds that evaluations take: the time that passes, or a processor's.
-          expected: seconds that the first evaluation takes at least.
-          starts_once: whether also what comes before the first step of the first evaluation does
-            not count, because it compiles the environments, or imports what they need.
+          share: the share of the elapsed time that evaluations may use, such as 0.02.
+          clock: measures the seconds that evaluations take: wall time, or a processor's time.
+          expected: minimum seconds that the first evaluation takes.
+          starts_once: True to exclude the time before the first step of the first evaluation, in
+            which the environments are compiled or their packages imported.
         """
         self._share, self._clock, self._starts_once = share, clock, starts_once
         self._began = time.monotonic()

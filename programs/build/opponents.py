@@ -38,7 +38,7 @@ def resolved(experiment: Experiment) -> Experiment:
     The opponents then stay the same when the experiment is resumed, from any folder.
 
     Raises:
-      ValueError: one of them is not a run, or has no checkpoint.
+      ValueError: an opponent's directory is not a run, or the run has no checkpoint.
     """
     env = experiment.env
     found = {
@@ -92,7 +92,7 @@ def add_opponents(
     Args:
       pool: made from `config_of_games`.
       cfg: the config, with opponents.
-      seed: of the opponents' random numbers.
+      seed: seed of the opponents' random numbers.
 
     Raises:
       ValueError: a checkpoint is missing, or its agent does not fit the environments.

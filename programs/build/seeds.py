@@ -24,7 +24,7 @@ def role_key(seed: int, role: str, rank: int = 0) -> PRNGKey:
 
 
 def _has_usual_keys() -> bool:
-    """Whether keys are two words, for the generator Threefry; JAX has settings for others."""
+    """Whether JAX uses its default keys: two words, for the generator Threefry."""
     usual: bool = getattr(jax.config, "jax_default_prng_impl", "") == "threefry2x32"
     return usual and not getattr(jax.config, "jax_enable_custom_prng", False)
 

@@ -38,11 +38,15 @@ class Pace:
     """Chooses the number of iterations of each call, so that calls take a given time.
 
     Attributes:
-      iterations: of the next call.
+      iterations: number of iterations in the next call.
     """
 
     def __init__(self, call_seconds: float) -> None:
-        """Begins with one iteration."""
+        """Starts with one iteration for the first call.
+
+        Args:
+          call_seconds: the wanted duration of a call, in seconds.
+        """
         self.iterations, self._wanted = 1, call_seconds
 
     def adapt(self, iterations: int, seconds: float) -> None:
@@ -55,18 +59,18 @@ class CompiledRun(abc.ABC):
     """A run that a compiled loop trains; a subclass says where the state of the loop is.
 
     Attributes:
-      experiment: what runs.
+      experiment: the run's experiment.
       starting_seconds: see `rlstack.programs.run.single_process.SingleProcess`.
     """
 
     starting_seconds = 0.0
 
     def __init__(self, experiment: Experiment, env: BatchedEnv) -> None:
-        """Has not restarted its environments yet."""
+        """Starts with no restarts of the environments."""
         self.experiment, self._env = experiment, env
         self._restarts = 0
         self._no_choice = None if without_choice(env.spec) is None else 0
-        self._seconds = 0.0  # of the last call
+        self._seconds = 0.0  # duration of the last call
 
     @property
     @abc.abstractmethod
@@ -95,9 +99,9 @@ class CompiledRun(abc.ABC):
         """Takes the result of a call.
 
         Args:
-          learning: after the call.
-          report: of this run in the call.
-          seconds: that the call took.
+          learning: the params and learner state after the call.
+          report: this run's part of the call's report.
+          seconds: duration of the call.
 
         Raises:
           NonFiniteError: an update gave NaN or infinity; params and learner state are as before.
@@ -123,7 +127,7 @@ class CompiledRun(abc.ABC):
         """Counts masks; restarts environments with NaN, infinity or integers out of their space.
 
         Raises:
-          EnvError: one of them did.
+          EnvError: an environment gave such a value.
         """
         self._count_masks(np.asarray(report.tally.no_choice))
         if not report.tally.bad.any():
@@ -159,7 +163,7 @@ class Calls(CompiledRun):
         Args:
           loop: a `rlstack.fused.loop.CompiledLoop`.
           begin: returns the state at the start; pure.
-          keys: its argument.
+          keys: the argument of `begin`.
           phase: called with a text about what may take long, and entered while it lasts.
         """
         self._loop, self._phase = loop, phase
@@ -234,13 +238,14 @@ def log_call(
     prefixes: Sequence[str],
     learned: tuple[Updates, int, Sequence[str], str] | None,
 ) -> None:
-    """Passes on means of a call, once for each of the values that they stand for.
+    """Logs the means over a call. Each mean is repeated once per episode or update it stands for.
 
     Args:
-      periodic: takes them.
-      tally: of one agent.
-      prefixes: of the names of its episodes' logs, once for each.
-      learned: its updates, their number, the names of their logs and the prefix of these.
+      periodic: receives the logs.
+      tally: episode statistics of one agent.
+      prefixes: prefixes for the names of the episode logs; the logs are written once for each.
+      learned: the agent's updates, their number, the names of their logs and the prefix of these
+        names; None for an agent that does not learn.
     """
     episodes = int(tally.episodes)
     if episodes:

@@ -67,7 +67,7 @@ def run_program(
                 print(f"{own.policy} ", end="", file=display.stream)
             announce_replay(own.experiment, own.step, display.stream)
         reserve_record(str(directory.failures))
-        before = read_result(directory)  # of the run until now, if this command resumes one
+        before = read_result(directory)  # the earlier commands' result, if this one resumes a run
         try:
             received = launch(setup, display)
         finally:
@@ -208,7 +208,7 @@ def _log_of(setup: Setup, name: str) -> Path:
         if node.name == name:
             return logs / node.group / str(index)
     group = logs / name.split("/")[0]
-    return group / "0" if group.is_dir() else logs / name  # of a node with several learners
+    return group / "0" if group.is_dir() else logs / name  # a node that runs several learners
 
 
 def _end_of(log: Path) -> str:

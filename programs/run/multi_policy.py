@@ -47,7 +47,7 @@ class PolicySet(abc.ABC):
 
     division: Division
     learner: Learners
-    _versions: Mapping[str, Versions]  # of the policies that play earlier versions
+    _versions: Mapping[str, Versions]  # by policy name, for those that play earlier versions
     _evaluator: SetEvaluator
 
     @abc.abstractmethod

@@ -28,9 +28,9 @@ def saved_on_failure(directory: RunDir, learner: Counting, policy: str = "") -> 
     """Saves the inputs of an update that gives NaN, and names the command that repeats it.
 
     Args:
-      directory: of the run.
-      learner: what makes the updates.
-      policy: whose updates they are, in a node of one of several policies.
+      directory: the run's directory.
+      learner: the learner that makes the updates; only its version is read.
+      policy: name of the learner's policy, if the run has several; "" otherwise.
 
     Raises:
       NonFiniteError: the update gave NaN or infinity; the message ends with the command.

@@ -25,7 +25,7 @@ _FIELD = "Experiment: loggers"
 _WANTED = "(run_dir) -> Logger of rlstack.storage.loggers"
 _MAX_WAITING = 10_000  # lines that a logger may be behind
 _CLOSE_SECONDS = 10.0  # for a logger to write what it is behind, and to close
-_TRACKER_SECONDS = 60.0  # likewise for a tracker, which may start late and upload
+_TRACKER_SECONDS = 60.0  # the same limit for a tracker, which may start late and must upload
 
 
 def is_own(logger: Hook) -> bool:
@@ -65,8 +65,8 @@ def own_loggers(
     """Returns the user's own loggers among those of a config, each in a thread of its own.
 
     Args:
-      loggers: of the config.
-      run_dir: the argument of their functions.
+      loggers: the loggers that the config names.
+      run_dir: the argument that each logger's function gets.
       tell: shows the user a line; called once for each logger that fails.
     """
     return [_Guarded(logger, run_dir, tell) for logger in loggers if is_own(logger)]

@@ -157,7 +157,7 @@ class RunDir:
         """Checks that no other command has taken the directory over; readers pass.
 
         Raises:
-          ClaimLostError: one has.
+          ClaimLostError: another command has taken it over.
         """
         if self.claim is not None:
             self.claim.check()
@@ -361,7 +361,7 @@ def _not_writable(path: Path | str, why: object) -> RunDirError:
 
 def _why_none(path: Path) -> str:
     """Returns why a path is no run's directory, and which one may be meant."""
-    for depth in ("*", "*/*"):  # of sets of runs, populations and folders, and of sweeps
+    for depth in ("*", "*/*"):  # sets of runs, populations and folders; then sweeps
         if runs := sorted(path.glob(f"{depth}/config.json")):
             return f"it holds {len(runs)} of them. Name one, such as {runs[0].parent}."
     why = "it has no config.json" if path.is_dir() else "there is no such directory"

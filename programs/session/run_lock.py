@@ -44,14 +44,14 @@ class ClaimLostError(OSError):
 class Claim(NamedTuple):
     """The right to write to a run directory; may be passed to other processes."""
 
-    path: Path  # of the lock's file
+    path: Path  # the lock file
     token: str
 
     def check(self) -> None:
         """Checks that no other command has taken the directory over.
 
         Raises:
-          ClaimLostError: one has.
+          ClaimLostError: another command has taken it over.
         """
         holder = _read(self.path)
         if holder.get("token") != self.token:
@@ -92,10 +92,10 @@ class RunLock:
     """Holds the lock of a run directory from construction to `release`."""
 
     def __init__(self, directory: Path) -> None:
-        """Takes the lock; waits only for a lease that may have ended.
+        """Takes the lock. It waits only to find out whether the lease of a holder has ended.
 
         Args:
-          directory: of the run; it must exist.
+          directory: the run's directory, which must exist.
 
         Raises:
           RunLockedError: another command holds the lock.
@@ -172,7 +172,7 @@ class RunLock:
 
 
 def _is_held(path: Path, holder: dict[str, Any]) -> bool:
-    """Whether the process that a lease names still has it; may wait for a beat."""
+    """Whether the process named in a lease is alive; may wait for the lease to be renewed."""
     if "pid" not in holder:
         return False
     if holder.get("machine") == _machine():
