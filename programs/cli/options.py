@@ -59,9 +59,9 @@ def parse(options: type[T], prog: str, args: Sequence[str], **settings: Any) -> 
     """Returns the options of a command; prints its help if the arguments ask for it.
 
     Args:
-      options: a dataclass.
-      prog: the command, for the help and for errors.
-      args: its arguments.
+      options: the dataclass of the options.
+      prog: the command's name, for the help and for errors.
+      args: the arguments of the command.
       **settings: further arguments of `tyro.cli`.
 
     Raises:

@@ -22,7 +22,7 @@ from rlstack.programs.pictures.stage import Picture
 from rlstack.programs.pictures.video import open_video
 
 _HOLD = 1.0  # seconds for which a video or a window shows the last step of an episode
-_COLUMNS = 72  # of a picture in the terminal
+_COLUMNS = 72  # width of a picture in the terminal
 
 Show = Callable[[Scene], None]
 
@@ -40,14 +40,13 @@ def open_screen(
 
     Args:
       video: the file to write; None for the terminal or a window.
-      fps: scenes in a second.
-      console: of the terminal; standard output by default.
-      window: whether to open a window.
+      fps: scenes per second.
+      console: the console of the terminal; standard output by default.
+      window: True to open a window.
 
     Raises:
-      ValueError: as `rlstack.programs.pictures.video.check_video`; no window can be opened; or
-        ``fps`` is
-        not positive and finite.
+      ValueError: the video cannot be written, see `rlstack.programs.pictures.video.check_video`; no
+        window can be opened; or ``fps`` is not positive and finite.
     """
     if not 0 < fps < math.inf:
         raise ValueError(f"fps (--fps) must be positive and finite; got {fps:g}.")

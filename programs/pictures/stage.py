@@ -29,7 +29,7 @@ from rlstack.types import EnvSpec, PyTree, TimeStep
 
 Picture = np.ndarray | str  # uint8 [H, W, 3], or text
 
-_FPS = 10.0  # of environments that say nothing else
+_FPS = 10.0  # steps per second in environments that set no rate
 
 
 class Stage:
@@ -37,8 +37,8 @@ class Stage:
 
     Attributes:
       seats: the names of the seats of a game; one for an environment of one agent.
-      titles: what people call the seats.
-      pool: its environments: one for each seat.
+      titles: names of the seats for display.
+      pool: the pool, with one row for each seat.
       labels: names what the policy of the first seat chooses among.
       fps: pictures in a second.
     """

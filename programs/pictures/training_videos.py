@@ -67,11 +67,11 @@ class TrainingVideos:
     def __init__(
         self, experiment: Experiment, directory: RunDir, tell: Callable[[str], None]
     ) -> None:
-        """Makes nothing yet.
+        """Creates no environment and no policy until the first video is due.
 
         Args:
-          experiment: says at which evaluations.
-          directory: of the run.
+          experiment: the run's experiment, which sets the evaluations that are recorded.
+          directory: the run's directory.
           tell: shows the user a line; called once for each video that could not be made.
         """
         self._experiment, self._directory, self._tell = experiment, directory, tell
@@ -82,8 +82,8 @@ class TrainingVideos:
         """Makes a video if one is due.
 
         Args:
-          frames: that the params have learned from.
-          params: that were evaluated.
+          frames: environment steps that the params have learned from.
+          params: the params that were evaluated.
 
         Returns:
           The file; None if no video is due, or if it could not be made.

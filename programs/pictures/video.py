@@ -58,7 +58,7 @@ def open_video(path: Path, fps: float) -> Any:
     """Yields a `Video` that has its name only once it is complete.
 
     Raises:
-      ValueError: as `check_video`.
+      ValueError: the video cannot be written; see `check_video`.
     """
     check_video(path)
     with files.replacing(path) as partial:

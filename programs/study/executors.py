@@ -86,11 +86,11 @@ class Jobs:
         """Starts a process.
 
         Args:
-          name: of the process, for `ended` and `stop`.
-          log: a file, to which its output is added.
+          name: the process's name, for `ended` and `stop`.
+          log: the file to which the process's output is appended.
           root: the directory of a set.
-          run: the name of the run that it trains; "" for the whole set.
-          **budgets: new budgets.
+          run: the name of the run that the process trains; "" for the whole set.
+          **budgets: new budgets, by the name of the config field.
         """
         command = [sys.executable, "-c", _MAIN, str(root), run, json.dumps(budgets)]
         variables = {"PYTHONPATH": module_path.for_children()}
@@ -110,7 +110,7 @@ class Jobs:
         return found
 
     def stop(self, name: str) -> None:
-        """Asks a process to save and end; it is killed if it does not within a minute."""
+        """Asks a process to save and end, and kills it if it still runs after a minute."""
         if name not in self._kill_at:
             self._running[name][0].terminate()
             self._kill_at[name] = time.monotonic() + _GRACE
@@ -139,7 +139,7 @@ def run(
 
     Args:
       root: the directory of the set.
-      names: of the runs.
+      names: names of the runs.
       budgets: new budgets, by name.
       jobs: number of processes at the same time.
       out: receives a line when a run starts.

@@ -136,7 +136,7 @@ class Population:
 
 
 def is_population(directory: str | Path) -> bool:
-    """Whether a directory is that of a population."""
+    """Whether a directory holds a population."""
     return (Path(directory) / FILE).is_file()
 
 

@@ -29,7 +29,7 @@ from rlstack.programs.study.space import Values
 from rlstack.programs.study.trials import RunSet, with_option
 
 FILE = members.SWEEP
-_EVALUATIONS = 10  # of a trial, if the experiment does not say when to evaluate
+_EVALUATIONS = 10  # evaluations per trial, if the experiment does not set when to evaluate
 
 
 @dataclasses.dataclass(frozen=True)

@@ -175,7 +175,7 @@ class Versions:
         return rng.choice(self.slots, number, p=self.probabilities(draw))
 
     def record(self, slot: int, score: float) -> None:
-        """Records a game against a version. `score` is 1 if the policy won, 1/2 for a draw, or 0."""
+        """Records the policy's score against a version: 1 for a win, 1/2 for a draw, else 0."""
         self._games[slot] = FORGETTING * self._games[slot] + 1.0
         self._wins[slot] = FORGETTING * self._wins[slot] + score
 

@@ -66,8 +66,8 @@ class Run(NamedTuple):
 class Group(NamedTuple):
     """Runs of one task that differ in their seeds only."""
 
-    name: str  # of the preset, and the values of varied options
-    runs: Sequence[Run]  # by seed
+    name: str  # the preset's name, and the values of varied options
+    runs: Sequence[Run]  # the runs, sorted by seed
 
     @property
     def task(self) -> str:
@@ -131,7 +131,7 @@ def methods(sources: Mapping[str, Sequence[Group]], by: By) -> list[Method]:
 
     Args:
       sources: the groups of each directory.
-      by: what the groups of a method have in common: their name (preset), agent, or directory.
+      by: the property that the groups of a method share: their name (preset), agent, or directory.
 
     Raises:
       ValueError: a method would have two groups of one task.

@@ -99,12 +99,12 @@ class LocalHandler(BaseHTTPRequestHandler):
         self.answer(status, "application/json", body)
 
     def answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
-        """Answers.
+        """Sends a response.
 
         Args:
-          status: of the answer.
-          kind: its media type.
-          body: what it contains.
+          status: status code of the response.
+          kind: media type of the body.
+          body: content of the response.
         """
         self.send_response(status)
         for name, value in {**_HEADERS, **self.more_headers()}.items():

@@ -32,13 +32,14 @@ class Players:
 
         Args:
           policy: acts for all players.
-          most: number of players that it remembers; a policy without a state remembers none.
+          most: maximum number of players whose states are stored; none are stored for a policy
+            without a state.
         """
         policy.pad_batches = True  # others choose the sizes, and each size is compiled
         self._policy, self._most = policy, most
         self._players: dict[str, Policy] = {}
         self._lock = threading.Lock()
-        self._seed = 0  # of the newest player
+        self._seed = 0  # seed of the newest player
         self.keeps_state = bool(jax.tree.leaves(policy.agent.initial_state(1)))
 
     def describe(self) -> dict[str, Any]:

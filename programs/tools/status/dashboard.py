@@ -78,7 +78,7 @@ class Dashboard:
 
         Args:
           run: the `id` of the run in the state.
-          names: of the logs; one that the run does not have has no points.
+          names: names of the logs; a log that the run lacks gives a curve without points.
         """
         with self._lock:
             watched = self._watched.get(self._root / run)

@@ -68,7 +68,7 @@ class CpuMeter:
     """Measures how much processor time nodes take between two looks."""
 
     def __init__(self) -> None:
-        """Has looked at nothing yet."""
+        """Starts without measurements."""
         self._last: dict[tuple[str, int], tuple[float, float]] = {}
 
     def share(self, node: str, process: NodeProcess, now: float | None = None) -> float:

@@ -40,26 +40,26 @@ _NUMBERED = ("actor", "inferencer")  # groups of nodes whose names have a number
 
 
 class RunStatus(NamedTuple):
-    """What is known of a run at one moment."""
+    """The state of a run at one moment, as its files show it."""
 
     path: Path
     state: str  # one of STATES
     preset: str
     topology: str
     frames: int  # environment steps so far
-    budget: int  # of them
+    budget: int  # environment steps after which the run ends
     logs: Mapping[str, float]  # the newest value of each name
     silence: float  # seconds since the last line of logs; infinite without logs
     waits: Mapping[str, float]  # name of the log -> share of the time lately, 0 to 1
-    restarts: Mapping[str, int]  # of nodes, by name
-    nodes: tuple[str, ...]  # those with a log
-    holder: Holder | None  # the command that has the directory
-    config: Mapping[str, Any]  # as JSON
+    restarts: Mapping[str, int]  # number of restarts of each node, by name
+    nodes: tuple[str, ...]  # names of the nodes that have a log
+    holder: Holder | None  # the command that has claimed the directory
+    config: Mapping[str, Any]  # the run's config as JSON
     result: Result | None
 
     @property
     def active(self) -> bool:
-        """Whether a command has the run, here or elsewhere."""
+        """Whether a command is working on the run, on this machine or elsewhere."""
         return self.state in ("running", "starting", "elsewhere")
 
     @property

@@ -22,7 +22,7 @@ from rlstack.programs.program.topologies import environment
 from rlstack.programs.session import module_path
 from rlstack.rpc.socket_filter import ALL_ADDRESSES, LOOPBACK, address_of
 
-_STORE_BYTES = 100 << 20  # of Ray's object store, which holds almost nothing here
+_STORE_BYTES = 100 << 20  # size of Ray's object store, which holds almost nothing here
 
 
 def load() -> Any:
@@ -53,7 +53,7 @@ def joined(cfg: ProgramConfig, policies: int = 1, processes: int = 1) -> Iterato
     If this process has joined a cluster already, as in a notebook, it stays in that one.
 
     Args:
-      cfg: of the program.
+      cfg: the program's config.
       policies: number of policies that learn.
       processes: number of learner processes.
 
