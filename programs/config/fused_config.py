@@ -46,7 +46,7 @@ def check_several(env: EnvConfig, processor: Hook, learning: Sequence[Learning])
 
     Args:
       env: the environments.
-      processor: of steps.
+      processor: the experiment's step processor.
       learning: the name, replay and learner of each policy that learns. Each has rows of its own,
         whose number is known only from the game, and is checked with it.
 

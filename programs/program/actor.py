@@ -338,7 +338,8 @@ class WaitingReplay:
 
     Attributes:
       gate: in rounds, stops the actor once it has reported.
-      reports: in rounds and lock-step, records whether the actor has reported.
+      reports: in rounds with lock-step, tells when the actor has reported; the barrier then stops
+        it.
     """
 
     def __init__(
@@ -390,7 +391,7 @@ class WaitingReplay:
             self._reported |= self.reports.add(env_ids, transition)
 
     def has_reported(self) -> bool:
-        """Whether the actor has reported since the last call; outside of rounds, True."""
+        """Whether the actor has reported since the last call; True if `reports` is None."""
         reported, self._reported = self._reported, False
         return reported or self.reports is None
 

@@ -238,7 +238,7 @@ class FollowingLearnerNode(PolicyLearnerNode):
 
     @remote(idempotent=True)
     def give_part(self, number: int, last: bool) -> None:
-        """Requests this learner's part of a checkpoint; another thread then gives it.
+        """Requests this learner's part of a checkpoint, which its learning loop then gives.
 
         Args:
           number: number of the checkpoint; repeated requests use the same number.

@@ -53,11 +53,11 @@ class Connection:
         """Connects.
 
         Args:
-          obs_space: what every agent observes.
-          action_space: the action types of every agent.
+          obs_space: the observation space of every agent.
+          action_space: the action space of every agent.
           num_agents: number of agents.
           name: name of the game in errors.
-          address: where to connect; by default ``$RLSTACK_GAME_ADDRESS``.
+          address: the trainer's address; by default ``$RLSTACK_GAME_ADDRESS``.
           token: identifies the game; by default ``$RLSTACK_GAME_TOKEN``.
           patience: seconds to wait for actions.
 

@@ -51,11 +51,11 @@ class Listener:
         self.hellos = Hellos(self._socket)
 
     def accept(self, token: str, timeout: float, keep_waiting: Callable[[], bool]) -> Caller | None:
-        """Returns the next connection of a game with a token; drops programs that are no games.
+        """Returns the next connection with a game's token; drops connections of other programs.
 
         Args:
           token: the token, which was given to `open_listener`.
-          timeout: in seconds.
+          timeout: maximum time to wait, in seconds.
           keep_waiting: called several times a second; False ends the wait.
 
         Returns:

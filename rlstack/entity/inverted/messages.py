@@ -46,7 +46,7 @@ from rlstack.entity.spaces import (
 
 _KINDS: tuple[type, ...] = (Categorical, GlobalCategorical, SelectEntity)
 _MAX_CAPACITY = 1 << 16
-_MAX_METRICS = 1000  # of one observation
+_MAX_METRICS = 1000  # maximum number of metrics in one observation
 HELLO_HEAD = 1 + len(MAGIC) + 4  # bytes: the kind of frame, and the same in every version
 
 
@@ -203,7 +203,7 @@ class MessageCodec:
         The caller must still validate it.
 
         Raises:
-          WireError: its layout does not fit the spaces.
+          WireError: the message's layout does not fit the spaces.
         """
         score = data.f64()
         features: dict[str, np.ndarray] = {}

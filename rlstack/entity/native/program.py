@@ -52,7 +52,7 @@ class Program:
     """A running program and the connection to it.
 
     Attributes:
-      spaces: from its greeting.
+      spaces: the spaces that the program's greeting declares.
     """
 
     def __init__(self, command: Sequence[str], start_timeout: float):
