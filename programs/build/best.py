@@ -20,7 +20,7 @@ class BestCheckpoint:
     """Saves the params with the best evaluation so far, over all commands of a run."""
 
     def __init__(self, directory: RunDir) -> None:
-        """Reads how good the best params until now are."""
+        """Reads the return of the best params so far."""
         self._directory = directory
         self._best = float("-inf")
         path = checkpoint.latest(directory.best)

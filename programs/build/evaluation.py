@@ -43,7 +43,7 @@ _WANTED = "(cfg, agent, rng_key) -> Evaluator of rlstack"
 
 
 def check_evaluator(factory: Hook) -> None:
-    """Checks the factory of an evaluator of the user's own.
+    """Checks the factory of a user's evaluator.
 
     Raises:
       ValueError: it cannot be imported.
@@ -216,15 +216,15 @@ class CompiledEvaluator(Evaluator):
 
 
 class Allowance:
-    """The time that automatic evaluations may take.
+    """The time budget of automatic evaluations.
 
-    It is a share of the time since it was made, and 0.3 s; or more seconds where more threads want
-    to run than there are cores, because everything takes longer there. An evaluation that would
-    need more is not begun, judged by the one before; one that needs more is given up. So the time
-    of all of them stays within the allowance, however slow environments and networks are.
+    The budget is a share of the time since its creation, plus 0.3 s; more where more threads want
+    to run than there are cores, because everything takes longer there. An evaluation does not start
+    if the previous one took longer than the time that is left, and it is aborted if it exceeds this
+    time. So all evaluations stay within the budget, however slow environments and networks are.
 
-    What the first evaluation compiles does not count, because the last one, at the end of the run,
-    does not compile it again.
+    The compilation in the first evaluation does not count, because the last evaluation, at the end
+    of the run, uses the same compiled functions.
     """
 
     def __init__(
@@ -262,12 +262,12 @@ class Allowance:
         """Makes an evaluation.
 
         Args:
-          evaluation: makes it; takes a function to call after each step of the environments with
-            the number of episodes that ended, and of all.
-          may_go_on: called with these numbers; the evaluation is given up if it returns False.
+          evaluation: makes the evaluation. Its argument is a function to call after each step of
+            the environments, with the number of finished episodes and of all episodes.
+          may_go_on: called with these numbers; returns False to abort the evaluation.
 
         Returns:
-          What `evaluation` returns; None if it was not begun, or given up.
+          The result of `evaluation`; None if it did not start, or was aborted.
         """
         left = self.left
         if self._expected > left:
@@ -296,7 +296,7 @@ class Allowance:
 
 
 def _load() -> float:
-    """Returns the number of threads on this machine that want to run, for each core."""
+    """Returns the machine's load average per core."""
     try:
         return os.getloadavg()[0] / (os.cpu_count() or 1)
     except OSError:

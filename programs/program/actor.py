@@ -153,7 +153,7 @@ def may_act(program: CoordinatorClient, frames: int) -> bool:
 
 
 def env_config(experiment: Experiment) -> EnvConfig:
-    """The actors share the cores, unless the config sets the number of workers."""
+    """Returns the config of an actor's pool; actors share the cores, unless num_workers is set."""
     cfg, program = experiment.env, experiment.program
     share = max(1, (os.cpu_count() or 1) // program.num_actors)
     if program.launch == "ray":
@@ -162,7 +162,7 @@ def env_config(experiment: Experiment) -> EnvConfig:
 
 
 def env_seed(seed: int, rank: int, incarnation: int, role: str = "env") -> int:
-    """The first actor's environments are those of a single process with this seed."""
+    """Returns the seed of an actor's environments; actor 0 has the seed of a single process."""
     return role_seed(seed, f"{role}/{rank}" if rank else role, incarnation)
 
 
@@ -230,7 +230,7 @@ class LearningPart:
         return not isinstance(self._writer, RenewedWriter) or self._writer.has_learner
 
     def begin(self) -> WaitingReplay:
-        """Makes what chooses the actions; returns where to add the steps."""
+        """Makes the inferencer; returns the writer to which the actor adds its steps."""
         experiment, program = self._setup.experiment, self._program
         self.inferencer, has_newer, self._close = self._inferencer()
         ids, cfg = self._share.experiment.env_ids(self._rank_there), experiment.replay

@@ -113,7 +113,7 @@ class Setup:
 
     @property
     def acting_seed(self) -> int:
-        """The seed of what acts: environments and actions of a resumed run are new ones."""
+        """The seed of environments and actions. A resumed run gets new ones."""
         seed = self.experiment.seed
         return role_seed(seed, f"after {self.restored.name}") if self.restored else seed
 
@@ -167,7 +167,7 @@ class NodeStatus:
     gauges: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def lags(self, learner_steps: Mapping[str, int]) -> dict[str, float]:
-        """Returns by how many updates its params are behind, by the names of logs.
+        """Returns the number of updates by which the node's params are behind, by name of the log.
 
         Args:
           learner_steps: updates of each learner, by the name of its node.
@@ -220,7 +220,7 @@ class CoordinatorClient:
     def __init__(
         self, coordinator: RemoteObject, node: str, stop: threading.Event, prefix: str = ""
     ) -> None:
-        """Reports nothing yet.
+        """Makes the client; it sends its first report later.
 
         Args:
           coordinator: a client of the coordinator's node.
@@ -335,10 +335,10 @@ class CoordinatorClient:
         self._dismissed = True
 
     def ran_seconds(self) -> float:
-        """Returns for how long this node has worked: since its first report.
+        """Returns the seconds since this node's first report.
 
-        It is 0 if a restart would lose all of it, because the same error then comes back however
-        late.
+        If a restart would lose all of the node's work, returns 0: the same error would come back,
+        however late it is.
         """
         if self.began is None or not self.has_lasting_work:
             return 0.0
@@ -408,13 +408,13 @@ def check_end() -> None:
 
 
 def ran_seconds() -> float:
-    """Returns for how long the node of this thread has worked, without the time of its start."""
+    """Returns the seconds that the node of this thread has worked, without its start."""
     client: CoordinatorClient | None = getattr(_thread, "client", None)
     return 0.0 if client is None else client.ran_seconds()
 
 
 def incarnation() -> int:
-    """Returns how often this node has been restarted."""
+    """Returns the number of restarts of this node."""
     return getattr(_thread, "incarnation", None) or int(os.environ.get(INCARNATION, "0"))
 
 

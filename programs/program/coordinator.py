@@ -161,7 +161,7 @@ class Coordinator:
 
     @remote(idempotent=True)
     def alive(self, node: str) -> None:
-        """A busy node calls this as a sign of life."""
+        """Records a sign of life of a busy node."""
         with self._lock:
             self._silences.hear(node)
 

@@ -101,7 +101,7 @@ class EvaluatorNode:
         )
 
     def _evaluate_briefly(self, params: Params) -> Evaluation | None:
-        """Evaluates if the allowance suffices; ends with the training, which does not wait."""
+        """Evaluates if the time budget allows it; stops when training ends, which does not wait."""
 
         def evaluation(progress: Shows) -> Evaluation:
             return self._evaluate_params(params, progress, brief=True)
@@ -112,6 +112,6 @@ class EvaluatorNode:
 
 
 def newest_params(learner: RemoteObject) -> Params:
-    """Returns the params that a learner publishes now."""
+    """Returns the newest params of a learner."""
     _, encoded = learner.get_params(-1)
     return codec.decode(encoded)

@@ -53,7 +53,7 @@ class Silences:
         self._seconds[node] = 0.0
 
     def of(self, node: str) -> float:
-        """Returns for how long a node has been silent, in seconds; 0 if it is not counted."""
+        """Returns the seconds that a node has been silent; 0 for a node without a count."""
         return self._seconds.get(node, 0.0)
 
     def count(self, nodes: Iterable[str], passed: float) -> None:

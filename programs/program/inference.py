@@ -31,7 +31,7 @@ from rlstack.types import Params, TimeStep
 
 
 class _LaterParams:
-    """A source of params that is known after the inferencer was made."""
+    """A source of params whose `get_params` is set after the inferencer was made."""
 
     get_params: Callable[..., tuple[int, Params] | None]
 
@@ -127,7 +127,7 @@ class InferenceNode:
         self._program.gauges = self._service.stats
 
     def _take_counts(self) -> None:
-        """Notes the progress of the run, with which actors that are restarted go on."""
+        """Stores the progress of the run, from which restarted actors continue their counts."""
         self._run_counts = self._setup.run_counts(self._program.answered())
 
     @remote(idempotent=True)

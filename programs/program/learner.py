@@ -195,7 +195,7 @@ class LearnerNode:
 
     def _learn(self) -> None:
         def should_stop() -> bool:
-            """Is called between updates; also saves a checkpoint if one is due."""
+            """Returns whether to stop; called between updates. Saves a checkpoint if one is due."""
             state = self._poll()
             if state.phase == RUNNING:
                 self._save_if_due(state)
@@ -210,17 +210,17 @@ class LearnerNode:
             raise ReplayClosedError("LearnerNode: the replay was closed before training ended.")
 
     def _rest(self) -> None:
-        """Passes some time after the last update of the budget."""
+        """Waits a moment; called repeatedly after the last update of the budget."""
         time.sleep(timing.LEARNER_PHASE_POLL)
 
     def _between_rounds(self) -> None:
-        """Passes no time in lock-step while actors act or wait for another policy."""
+        """Called in lock-step while actors act or wait for another policy; does nothing here."""
 
     def _end_round(self, env_frames: int) -> None:
-        """Does nothing at the end of a round of lock-step, at these frames of the program."""
+        """Called at the end of a lock-step round with the program's frames; does nothing here."""
 
     def _discard(self) -> None:
-        """Does nothing with the steps of lock-step's last round; the program ends with it."""
+        """Called for the steps of the last lock-step round; does nothing, as the program ends."""
 
     def _has_learned_enough(self) -> bool:
         updates = self._setup.experiment.updates
@@ -297,7 +297,7 @@ class LearnerNode:
             self._source.clean()
 
     def _tree(self) -> tuple[PyTree, Mapping[str, Any]]:
-        """Returns what a checkpoint has of the learner and the replay, and its metadata."""
+        """Returns the checkpoint's tree for the learner and the replay, and the metadata."""
         keeps = self._setup.experiment.checkpoint_replay
         # First the replay: a checkpoint of the learner must not refer to one that is not there.
         replay = self._source.save() if keeps else SavedReplay()

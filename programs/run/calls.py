@@ -50,13 +50,18 @@ class Pace:
         self.iterations, self._wanted = 1, call_seconds
 
     def adapt(self, iterations: int, seconds: float) -> None:
-        """Chooses by what a call took, without its compilation."""
+        """Chooses the next number of iterations from the duration of a call.
+
+        Args:
+          iterations: number of iterations of the call.
+          seconds: duration of the call, without compilation.
+        """
         rate = iterations / max(seconds, 1e-6)
         self.iterations = max(1, min(math.ceil(rate * self._wanted), _GROWTH * self.iterations))
 
 
 class CompiledRun(abc.ABC):
-    """A run that a compiled loop trains; a subclass says where the state of the loop is.
+    """A run that a compiled loop trains; subclasses define where the loop's state is stored.
 
     Attributes:
       experiment: the run's experiment.
@@ -75,7 +80,7 @@ class CompiledRun(abc.ABC):
     @property
     @abc.abstractmethod
     def state(self) -> LoopState:
-        """The state of its loop; its arrays may be donated by the next call."""
+        """The state of the run's loop. The next call may donate its arrays."""
 
     @state.setter
     @abc.abstractmethod
@@ -83,7 +88,7 @@ class CompiledRun(abc.ABC):
 
     @abc.abstractmethod
     def restart_environments(self) -> None:
-        """Starts new episodes, with the env keys of now."""
+        """Starts new episodes in all environments, with the current `env_keys`."""
 
     @property
     @abc.abstractmethod
@@ -96,7 +101,7 @@ class CompiledRun(abc.ABC):
 
     @abc.abstractmethod
     def accept(self, learning: Any, report: Report, seconds: float) -> None:
-        """Takes the result of a call.
+        """Records the result of a call.
 
         Args:
           learning: the params and learner state after the call.
@@ -110,7 +115,7 @@ class CompiledRun(abc.ABC):
 
     @abc.abstractmethod
     def log(self, periodic: PeriodicActions, report: Report) -> None:
-        """Passes on means of a call, once for each of the values that they stand for."""
+        """Logs the means over a call; see `log_call`."""
 
     @abc.abstractmethod
     def stats(self) -> dict[str, object]:
@@ -153,7 +158,7 @@ class CompiledRun(abc.ABC):
 
 
 class Calls(CompiledRun):
-    """Calls a compiled loop, and does on the host what is due between two calls."""
+    """Calls a compiled loop, and evaluates, saves and logs on the host between two calls."""
 
     def compile(
         self, loop: Any, begin: Callable[[Any], LoopState], keys: Any, phase: Phase
@@ -196,7 +201,7 @@ class Calls(CompiledRun):
         self._state = self._loop.placed(state)
 
     def restart_environments(self) -> None:
-        """Starts new episodes, with the env keys of now."""
+        """Starts new episodes in all environments, with the current `env_keys`."""
         self.state = jax.jit(self._loop.restart)(self._state, self.env_keys)
 
     def train(self, periodic: PeriodicActions, stop: Callable[[], bool]) -> None:

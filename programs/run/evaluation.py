@@ -70,7 +70,7 @@ def evaluate(
 def _evaluate_several(experiment: Experiment, path: Path, newest: Path) -> Evaluation:
     """Evaluates the policies of a checkpoint, each in games with the others.
 
-    Earlier versions are those of the newest checkpoint: that of the best evaluation has none.
+    Earlier versions are read from the newest checkpoint: the best evaluation's one has none.
     """
     from rlstack.programs.build.policies.evaluation import SetEvaluator
     from rlstack.programs.build.policies.members import divide

@@ -189,7 +189,7 @@ class FusedSet(PolicySet, Calls):
         self._state = self._state._replace(acting=acting)
 
     def log(self, periodic: PeriodicActions, report: Report) -> None:
-        """Passes on means of a call, once for each of the values that they stand for."""
+        """Logs the means over a call; see `log_call`."""
         updates: Any = report.updates
         for i, name in enumerate(self.frames):
             tally = report.tally.numbers(operator.itemgetter(i))

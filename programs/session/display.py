@@ -30,7 +30,7 @@ _NOT_TAKEN = (OSError, ValueError)  # what a stream raises; the second one after
 
 
 class _Lasting:
-    """A stream that loses text instead of failing; all else is that of the stream in it."""
+    """A wrapper that loses text instead of failing; other attributes are the wrapped stream's."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -120,7 +120,7 @@ class ProgressDisplay:
 
     @property
     def began(self) -> float:
-        """The time, by the clock, since which it shows what has elapsed."""
+        """The clock's time at which the displayed elapsed time starts."""
         return self._began
 
     @property

@@ -185,7 +185,7 @@ class _Falling(NamedTuple):
 
 
 class _Seen:
-    """What the lines of logs say of one learning rate."""
+    """Totals of one learning rate over the lines of logs."""
 
     def __init__(self) -> None:
         self.sum = 0.0  # sum of the learning rates of all updates
@@ -206,10 +206,10 @@ class _Seen:
 
 
 class LearningRates:
-    """A logger that tells of learning rates that fall to 0 well before the budget is spent.
+    """A logger that warns of learning rates that fall to 0 well before the budget is spent.
 
-    A schedule counts steps of the optimizer, so that a resumed run has the same one. It does not
-    follow ``--frames``, and a run that is longer than its schedule learns nothing after it.
+    A schedule counts optimizer steps, so that a resumed run continues the same schedule. It does
+    not follow ``--frames``: a run that is longer than its schedule learns nothing after its end.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ _FILE = "update.pkl"
 
 
 class Counting(Protocol):
-    """What makes updates."""
+    """An object that counts updates, such as a learner."""
 
     @property
     def version(self) -> int:

@@ -23,7 +23,7 @@ class FrameBudget:
     """The grants of one program. At its end each actor is at most one unroll over the budget."""
 
     def __init__(self, frames: int, unroll: int) -> None:
-        """Grants nothing yet.
+        """Starts without grants.
 
         Args:
           frames: the budget of the program.

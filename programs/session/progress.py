@@ -1,4 +1,4 @@
-"""How far a run has come, as its checkpoints say; and the logs that continue from there."""
+"""The progress of a run, from its checkpoints; and the logs that continue from there."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Progress(NamedTuple):
 def resume_point(directory: RunDir) -> Path | None:
     """Returns the newest checkpoint of a run that is whole, or None if there are none.
 
-    Damaged ones are logged and set aside, if this command may write to the directory: the resumed
-    run makes their frames again, and new checkpoints must be the newest.
+    If this command may write to the directory, damaged checkpoints are logged and moved away: the
+    resumed run makes their frames again, and its new checkpoints must be the newest ones.
 
     Raises:
       DamagedError: all checkpoints are damaged.

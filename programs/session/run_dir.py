@@ -340,7 +340,7 @@ def _check_name(path: Path) -> None:
 
 
 def _held(path: Path) -> list[str]:
-    """Returns the names of what a directory holds, besides a lock."""
+    """Returns the names of a directory's entries, except the lock."""
     return sorted(child.name for child in path.iterdir() if child.name != ".lock")
 
 

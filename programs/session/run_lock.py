@@ -64,7 +64,7 @@ class Claim(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """The command that has a run directory."""
+    """The command that has claimed a run directory."""
 
     host: str
     pid: int
@@ -72,9 +72,9 @@ class Holder(NamedTuple):
 
 
 def holder_of(directory: Path) -> Holder | None:
-    """Returns the command that has a run directory, also one that was killed; None for none.
+    """Returns the command that claimed a run directory, even if it was killed; None for none.
 
-    It only reads the file: trying the lock could refuse it to a command that starts.
+    It only reads the file. If it tried the lock, a command that starts could be refused.
     """
     path = directory / ".lock"
     found = _read(path) if path.exists() else {}
@@ -159,7 +159,7 @@ class RunLock:
         }
 
     def release(self) -> None:
-        """Gives the directory free; a second call does nothing."""
+        """Releases the directory; a second call does nothing."""
         if self._released.is_set():
             return
         self._released.set()
@@ -217,7 +217,7 @@ def _start_of(pid: int) -> int:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Returns what the lock's file says, {} if that is nothing."""
+    """Returns the content of the lock's file; {} if it cannot be read."""
     for _ in range(5):  # it may be read while it is written
         with contextlib.suppress(OSError, ValueError):
             found = files.read_json(path)

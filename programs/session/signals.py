@@ -88,7 +88,7 @@ class StopSignals:
         return self._received is not None and not self._is_noticed and not self.has_progress()
 
     def explain(self) -> None:
-        """Tells the user, once, what the program does since a signal has come."""
+        """Tells the user, once, what the program does after it has received a signal."""
         tell, self._tell = self._tell, None
         if tell is not None and self._received is not None:
             name = signal.Signals(self._received).name
@@ -153,7 +153,7 @@ def is_watching() -> bool:
 
 
 def fail(text: str) -> None:
-    """Ends the process at once because of an error, which is told as the command would."""
+    """Ends the process at once because of an error, and prints it as the command would."""
     end(f"rlstack {_watch.command}: {text}" if _watch is not None else text, 1)
 
 
@@ -247,7 +247,7 @@ class _Watch:
             stop.explain()
 
     def _read(self) -> None:
-        """Acts on the signals that have come and that the other thread has not read."""
+        """Acts on received signals that the watcher thread has not read yet."""
         with self._lock, contextlib.suppress(BlockingIOError):
             for number in os.read(self._pipe, 64):
                 if number in _NUMBERS:
@@ -259,7 +259,8 @@ class _Watch:
             self._end(number, self._note)
         elif self._stop.received is None:
             self._stop.received = number
-            # The thread must count the seconds also if a handler was faster than it.
+            # Wake the watcher thread too: it must start the escalation timer even if the Python
+            # handler ran first.
             with contextlib.suppress(BlockingIOError):
                 os.write(self._writer, _WAKE)
         else:

@@ -1,7 +1,7 @@
-"""Runs of a set in processes of their own, several at a time.
+"""Trains the runs of a set in separate processes, several at a time.
 
-Each is a process of this machine that trains a run or a set, with its output in a file. They end
-with this process: a request to stop is passed on to them, and they save a checkpoint.
+Each process trains a run or a set, with its output in a file. The processes end with this one: a
+request to stop is passed on to them, and they save a checkpoint.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Member(FusedRun):
 
 
 class ResultSink(Protocol):
-    """What takes the results of one run's calls, in this process."""
+    """Receives the results of one run's calls, in this process."""
 
     active: bool  # whether the run trains
 
@@ -99,7 +99,7 @@ class ResultSink(Protocol):
 
 
 class PendingCall(NamedTuple):
-    """What a call did in each run, also in those that do not go on."""
+    """The outcome of a call in each run, including runs that have stopped."""
 
     iterations: int
     returns: np.ndarray  # [N] float32, the sum of before plus those of the episodes that ended

@@ -223,7 +223,7 @@ class Study:
                     self._again(trial)
 
     def _running(self, numbers: Iterable[int]) -> list[Any]:
-        """Returns those of the trials that have not ended."""
+        """Returns the trials, among the given ones, that have not ended."""
         wanted, state = set(numbers), self._optuna.trial.TrialState.RUNNING
         trials = self._study.get_trials(deepcopy=False, states=(state,))
         return [trial for trial in trials if trial.number in wanted]

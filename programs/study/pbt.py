@@ -47,7 +47,7 @@ class Lineage:
 
     @classmethod
     def new(cls, population: Population) -> Lineage:
-        """Returns that of a population that has not begun."""
+        """Returns the lineage of a population that has not begun."""
         size = population.size
         return cls(
             population.first_values(),

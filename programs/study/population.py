@@ -2,7 +2,7 @@
 
 ```
 population.json      the experiment, the size, the spaces of the varied options, and the rule
-lineage.json         how far the members are, and which of them copied whom (see `lineage`)
+lineage.json         the members' progress, and which members copied which (see `pbt`)
 member-0/            the directory of each member, as any other run has it
 report.md            returns, final values and lineage; pictures in report/
 logs/                the output of each process, with --jobs

@@ -245,7 +245,7 @@ class _Metrics:
         self._returns: list[float] = []
 
     def returns(self) -> list[float]:
-        """Returns those of all evaluations so far."""
+        """Returns the mean returns of all evaluations so far."""
         with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
             file.seek(0, 2)
             if file.tell() < self._at:  # a resumed run moves lines to another file

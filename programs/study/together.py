@@ -126,7 +126,7 @@ class VmappedRun:
         return isinstance(self._error, NonFiniteError)
 
     def retry(self) -> None:
-        """Lets a run go on that an update with NaN ended, with what it has now; others stay."""
+        """Lets a run that an update with NaN ended continue; other runs stay as they are."""
         if self.diverged:
             self._error, self.active = None, True
 

@@ -155,7 +155,7 @@ def share_games(
 
 
 def frozen_experiment(member: MemberConfig) -> tuple[Experiment, RunCounts]:
-    """Returns the experiment whose agent a frozen policy plays, and what its run had made.
+    """Returns the experiment of a frozen policy's agent, and the counts of its run.
 
     Raises:
       ValueError: the run trained several policies and none is named, or it has none of this name.

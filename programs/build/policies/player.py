@@ -76,10 +76,10 @@ class Player:
         self.actor = Actor(view, self.acting, replay, step_processor=processor)
 
     def keep(self, frames: int, params: Params) -> None:
-        """Learns that another policy has these params after these frames of it."""
+        """Receives another policy's newest params, after this number of its frames."""
 
     def watch(self, shared: SharedPool) -> None:
-        """Sees the step that all rows have received."""
+        """Processes the step that all rows have received."""
 
     def save(self) -> PyTree:
         """Returns the state of acting, and the replay if checkpoints hold it."""

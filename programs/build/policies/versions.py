@@ -26,8 +26,8 @@ PRIOR = 1.0  # a version's games before the first, half of them won
 class Versions:
     """The versions of one policy.
 
-    Each version has a slot. A new version takes a free slot, or that of the version that is
-    dropped.
+    Each version has a slot. A new version takes a free slot, or the slot of a version that it
+    replaces.
     """
 
     def __init__(self, cfg: HistoryConfig, params: Params) -> None:
@@ -74,7 +74,7 @@ class Versions:
 
     @property
     def next_due(self) -> int:
-        """The frames of the policy at which the next version should be kept."""
+        """The frames of the policy at which the next version should be saved."""
         return (int(self._frames.max()) // self._cfg.period + 1) * self._cfg.period
 
     def is_due(self, frames: int) -> bool:
@@ -135,7 +135,7 @@ class Versions:
         return int(self._ids[slot])
 
     def news(self, known: np.ndarray) -> PyTree:
-        """Returns what a copy of these versions lacks, for its `take`.
+        """Returns the versions and results that a copy of these versions lacks, for its `take`.
 
         Args:
           known: ``[max_versions]`` the `numbers` of the copy.

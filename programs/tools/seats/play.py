@@ -198,5 +198,5 @@ class _Person:
 
 
 def _only(action: PyTree) -> Prediction:
-    """Returns an action of which nothing else is known."""
+    """Returns a prediction with an action only, without probabilities and values."""
     return Prediction(action, {}, {}, None)

@@ -29,7 +29,7 @@ from rlstack.programs.tools.seats.sides import Entry, Side, check_same_game, fin
 
 
 class Watched(NamedTuple):
-    """What was seen."""
+    """The games that were played."""
 
     sides: list[str]  # names, in the order of the runs
     seats: tuple[str, ...]  # names
