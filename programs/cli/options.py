@@ -93,7 +93,7 @@ def _known(options: Any, prog: str, settings: dict[str, Any]) -> list[str]:
 
 
 def printed_help(print_help: Callable[[], object]) -> str:
-    """Returns what a function prints that ends as a command does after its help."""
+    """Returns the text that a help function prints; a SystemExit that it raises is suppressed."""
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
         print_help()
@@ -101,7 +101,7 @@ def printed_help(print_help: Callable[[], object]) -> str:
 
 
 def _unknown(args: Sequence[str], known: Sequence[str]) -> str:
-    """Returns the error for the first option that there is not; "" if there are all."""
+    """Returns the error for the first option that does not exist; "" if all options exist."""
     spellings = {name.replace("_", "-") for name in known}
     for arg in args:
         name = arg.partition("=")[0]

@@ -17,7 +17,7 @@ _BACK, _TEXT, _BAR, _CHOSEN = (24, 26, 32), (230, 230, 230), (70, 90, 130), (230
 
 
 class Drawer:
-    """Draws scenes as images of one size, that of the first one."""
+    """Draws scenes as images. All images have the size of the first one."""
 
     def __init__(self) -> None:
         """Loads the fonts.

@@ -17,7 +17,7 @@ ACTION = "action"  # the only action type of an environment that names none
 
 
 class Chooser(NamedTuple):
-    """Who makes one choice."""
+    """A row of an action type or an entity that makes one choice."""
 
     action_type: str
     row: int  # row of the action type
@@ -26,7 +26,7 @@ class Chooser(NamedTuple):
 
 
 class Labels(Protocol):
-    """Names what a policy chooses among."""
+    """Names the choices of a policy."""
 
     def choosers(self, observation: PyTree, rows: Mapping[str, int]) -> list[Chooser]:
         """Returns who chooses at a step; ``rows`` are the numbers of rows by action type."""
@@ -111,7 +111,7 @@ class GameLabels:
 
 
 def is_discrete(spec: Any) -> bool:
-    """Returns whether a spec is that of choices."""
+    """Returns whether a spec describes discrete choices."""
     return isinstance(spec, specs.BoundedArray) and spec.dtype.kind in "iu"
 
 

@@ -1,4 +1,4 @@
-"""What is shown of one step: a picture, some lines, and what the policy thinks of its choices."""
+"""The display of one step: a picture, some lines, and the policy's estimates of its choices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_BARS = 14  # maximum number of bars in a scene; with more choices, the likel
 
 
 class Bar(NamedTuple):
-    """One choice."""
+    """One choice, shown as a bar."""
 
     label: str
     text: str  # probability or value of the choice

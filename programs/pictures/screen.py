@@ -1,4 +1,4 @@
-"""Where scenes are shown: the terminal, a window, or a video."""
+"""Shows scenes in the terminal, in a window, or as a video."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _in_window(fps: float) -> Iterator[Show]:
 
 
 def _pace(fps: float) -> Callable[[], None]:
-    """Returns a function that waits so that it returns at most so many times a second."""
+    """Returns a function that waits, so that it returns at most this many times per second."""
     due = time.monotonic()
 
     def wait() -> None:
@@ -144,7 +144,7 @@ def _pace(fps: float) -> Callable[[], None]:
 
 
 def _repeats(scene: Scene, fps: float) -> int:
-    """Returns the number of pictures for which a scene stays."""
+    """Returns the number of video pictures that show a scene."""
     return max(1, round(_HOLD * fps)) if scene.is_last else 1
 
 

@@ -1,4 +1,4 @@
-"""One environment of a run, with a picture of it."""
+"""One environment of a run, and pictures of its steps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FPS = 10.0  # steps per second in environments that set no rate
 
 
 class Stage:
-    """An environment that policies play and people see.
+    """An environment in which policies play, with pictures for people.
 
     Attributes:
       seats: the names of the seats of a game; one for an environment of one agent.
@@ -183,7 +183,7 @@ class Stage:
 
 
 def _builder(cfg: EnvConfig) -> Callable[..., Any] | None:
-    """Returns what builds the environment in Python; None if only its own pool can."""
+    """Returns the environment's builder in Python; None if only its own pool can build it."""
     if cfg.type == "jax" or cfg.name.startswith("rust:"):
         return None
     try:

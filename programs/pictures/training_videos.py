@@ -1,6 +1,6 @@
 """Videos of the policy during training, as ``rlstack watch --video`` makes them afterwards.
 
-What draws them is imported only in a run that makes videos.
+The packages that draw videos are imported only in a run that makes them.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class TrainingVideos:
             film(stage, policy, path, f"frame {frames:,}")
 
     def _policy_with(self, params: Params, frames: int, spec: EnvSpec) -> Policy:
-        """Returns the policy, at the start of an episode; it is compiled for the first video."""
+        """Returns the policy, reset for a new episode; the first video compiles it."""
         from rlstack.programs.build.policies.policy import Policy
 
         if self._policy is None:

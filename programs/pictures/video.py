@@ -55,7 +55,7 @@ def missing_packages(suffix: str) -> list[str]:
 
 @contextlib.contextmanager
 def open_video(path: Path, fps: float) -> Any:
-    """Yields a `Video` that has its name only once it is complete.
+    """Yields a `Video`; the file gets its final name only once it is complete.
 
     Raises:
       ValueError: the video cannot be written; see `check_video`.

@@ -73,7 +73,7 @@ def own_loggers(
 
 
 class _Guarded:
-    """Runs a user's logger in a thread, so that its delays delay nothing; shows its failures once."""
+    """Runs a user's logger in a thread, so that it cannot delay a run; shows its failures once."""
 
     def __init__(self, logger: Hook, run_dir: Path, tell: Callable[[str], None]) -> None:
         self._run_dir, self._tell, self._name = run_dir, tell, name_of(logger)

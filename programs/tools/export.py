@@ -45,7 +45,7 @@ Run = Callable[
 
 
 class Exported(NamedTuple):
-    """What was written."""
+    """The files that were written."""
 
     path: Path
     description: Path  # JSON that names the arrays

@@ -33,7 +33,7 @@ _INTERVALS = (
 
 
 class Report(NamedTuple):
-    """What a report shows."""
+    """The content of a report."""
 
     groups: Mapping[str, Sequence[Run]]  # runs that differ in their seeds, by name
     statistics: Statistics

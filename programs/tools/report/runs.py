@@ -76,7 +76,7 @@ class Group(NamedTuple):
 
 
 class Method(NamedTuple):
-    """What a report compares: the runs of a preset, an agent or a directory."""
+    """The unit that a report compares: the runs of a preset, an agent or a directory."""
 
     name: str
     tasks: Mapping[str, Sequence[Run]]
@@ -156,6 +156,6 @@ def methods(sources: Mapping[str, Sequence[Group]], by: By) -> list[Method]:
 
 
 def _newest(lines: Sequence[Mapping[str, float]], name: str) -> int:
-    """Returns the last value of a log. It is 0 if no line has the log."""
+    """Returns the last value of a log; 0 if no line contains it."""
     values = (line[name] for line in reversed(lines) if name in line)
     return next((int(value) for value in values if np.isfinite(value)), 0)

@@ -1,4 +1,4 @@
-"""HTTP servers that answer this machine only; it does not import JAX."""
+"""HTTP servers that answer this machine only. This module does not import JAX."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ class LocalServer(ThreadingHTTPServer):
 
 
 class LocalHandler(BaseHTTPRequestHandler):
-    """Answers requests that name this machine as their host.
+    """Answers requests whose host name is localhost or 127.0.0.1.
 
-    A page of another site may have a host name that means this machine (DNS rebinding). Therefore a
-    request must name localhost or 127.0.0.1 as its host.
+    The check prevents DNS rebinding, in which the host name of another site is made to resolve to
+    this machine.
     """
 
     timeout = 10  # seconds for a request: an unused connection holds a thread

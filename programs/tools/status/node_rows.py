@@ -20,7 +20,7 @@ class NodeRow(NamedTuple):
 
 
 class NodeRows:
-    """Finds the nodes of runs again and again, to measure the processor time between two looks."""
+    """Finds the nodes of runs repeatedly, and measures their processor time between two calls."""
 
     def __init__(self) -> None:
         """Starts without measurements of processor time."""

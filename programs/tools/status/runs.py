@@ -64,12 +64,12 @@ class RunStatus(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Environment steps per second; 0 if they are not known."""
+        """Environment steps per second; 0 if unknown."""
         return self.logs.get("actor/frames_per_second", 0.0)
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the budget is spent at this rate; NaN if they are not known."""
+        """Seconds until the budget is spent at the current rate; NaN if unknown."""
         if not (self.active and self.rate):
             return math.nan
         return max(0, self.budget - self.frames) / self.rate
@@ -81,12 +81,12 @@ class RunStatus(NamedTuple):
 
     @property
     def actors_wait(self) -> float | None:
-        """The share of the time that actors wait for the learner; None if it is not known."""
+        """The share of the time that actors wait for the learner; None if unknown."""
         return self._share("actor/")
 
     @property
     def learner_waits(self) -> float | None:
-        """The share of the time that the learner waits for batches; None if it is not known."""
+        """The share of the time that the learner waits for batches; None if unknown."""
         return self._share("replay/sample")
 
     def _share(self, prefix: str) -> float | None:
@@ -111,7 +111,7 @@ class RunStatus(NamedTuple):
 
 
 class RunReader:
-    """Reads the state of a run again and again; each time only the new lines of its metrics."""
+    """Reads the state of a run repeatedly; each call reads only the new lines of the metrics."""
 
     def __init__(
         self, path: Path, clock: Callable[[], float] = time.time, curves: Curves | None = None
@@ -137,7 +137,7 @@ class RunReader:
         self._lines: deque[dict[str, float]] = deque(maxlen=_WINDOW)
 
     def read(self) -> RunStatus:
-        """Returns the state of now."""
+        """Returns the current state."""
         self._read_metrics()
         directory, config = self._directory, self._read_config()
         holder = _holder(directory.path)

@@ -48,7 +48,7 @@ class Top:
         self._find()
 
     def render(self) -> Group:
-        """Returns the table of now."""
+        """Returns a table of the current state."""
         from rich.console import Group
         from rich.table import Table
 

@@ -50,7 +50,7 @@ class Connection:
         token: str | None = None,
         patience: float = 3600.0,
     ):
-        """Connects.
+        """Connects to the trainer, and sends the game's spaces.
 
         Args:
           obs_space: the observation space of every agent.

@@ -17,7 +17,7 @@ from rlstack.entity.inverted.shared_game import SharedGame
 
 
 class _State(enum.Enum):
-    """What the environment returned last."""
+    """The kind of step that the environment returned last."""
 
     NOTHING = enum.auto()
     ASKED = enum.auto()  # an observation; the game waits for the answer

@@ -82,7 +82,7 @@ _shared_lock = threading.Lock()
 
 
 def open_listener(address: str, token: str) -> Listener:
-    """Returns the listener at an address, where games with a token are expected from now on.
+    """Returns the listener at an address, which accepts games with this token from now on.
 
     Args:
       address: ``host:port``, ``unix:path``, or "" for a new listener at a free port.

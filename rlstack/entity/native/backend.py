@@ -192,7 +192,7 @@ class ProgramBackend:
         self._ready.append(rows)
 
     def _keep(self, rows: Rows) -> None:
-        """Remembers the newest rows, for the case that the program is lost."""
+        """Stores the newest rows, which end the episodes if the program is lost."""
         if len(rows.ids) == self._config.size:
             self._newest, self._owns_newest = rows, False
             return
@@ -221,7 +221,7 @@ class ProgramBackend:
             self._metrics.pop(i, None)
 
     def _restart(self, lost: Lost) -> None:
-        """Starts the program again, and answers what the old one has not."""
+        """Restarts the program, and answers the messages that the old process did not answer."""
         asked, self._asked = list(self._asked), deque()
         held = np.ones(self._config.size, bool)
         for message in asked:

@@ -41,7 +41,7 @@ class Lost(RuntimeError):  # noqa: N818 (the message has the error)
 
 
 class Spaces(NamedTuple):
-    """What MANY_HELLO says."""
+    """The content of MANY_HELLO."""
 
     name: str
     obs_space: ObsSpace
@@ -166,7 +166,7 @@ class Program:
             raise Lost(f"{error}{self.ended()}") from error
 
     def _fill(self, view: memoryview, least: int, deadline: float) -> int:
-        """Receives at least some bytes; returns how many came."""
+        """Receives at least ``least`` bytes into ``view``; returns the number of bytes received."""
         assert self._connection is not None
         filled = 0
         while filled < least:
