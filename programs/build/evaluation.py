@@ -37,7 +37,7 @@ Shows = Callable[[int, int], None]  # the number of episodes that ended, and of 
 
 _FIELD = "Experiment: evaluator.factory"
 _EXTRA = 0.3  # seconds that all evaluations of a short run may take: nobody notices them
-_MOST_STEPS = 128  # that a call of a compiled evaluation makes
+_MOST_STEPS = 128  # maximum number of steps in a call of a compiled evaluation
 _CALL_SECONDS = 0.05  # about the longest time of such a call, so that an evaluation can be given up
 _WANTED = "(cfg, agent, rng_key) -> Evaluator of rlstack"
 
@@ -46,8 +46,8 @@ def check_evaluator(factory: Hook) -> None:
     """Checks the factory of a user's evaluator.
 
     Raises:
-      ValueError: it cannot be imported.
-      WrongKindError: it does not take the arguments of `Evaluator`.
+      ValueError: the factory cannot be imported.
+      WrongKindError: the factory does not take the arguments of `Evaluator`.
     """
     rule = f"{_FIELD} {name_of(factory)} must be a function {_WANTED}"
     check_callable(rule, load_hook(_FIELD, factory), None, None, None)

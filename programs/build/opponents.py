@@ -55,7 +55,7 @@ def check_shares(cfg: EnvConfig, where: str) -> None:
     """Checks that the environments can be divided among the opponents.
 
     Raises:
-      ValueError: they cannot; the message names `where`, the field of the config.
+      ValueError: the environments cannot be divided; the message names `where`, the config field.
     """
     share, against = cfg.opponents.share, _seating(cfg).against
     opposed = int((against >= 0).sum())
@@ -141,7 +141,7 @@ def checkpoint_of(run: str | os.PathLike[str], field: str) -> Path:
     """Returns the path of a checkpoint: the one given, or the newest one of a run.
 
     Raises:
-      ValueError: there is none; the message names `field`, where the config has the run.
+      ValueError: there is no checkpoint; the message names `field`, the config field of the run.
     """
     path = Path(run).absolute()
     try:

@@ -56,10 +56,10 @@ def chosen_checkpoint(directory: RunDir, experiment: Experiment, which: Which) -
 
 
 def require_checkpoint(directory: RunDir, experiment: Experiment, path: Path | None) -> Path:
-    """Returns the path, if there is one.
+    """Returns the path of a checkpoint, after a check that it exists and belongs to the run.
 
     Raises:
-      ValueError: it is None, or it is a checkpoint of another run.
+      ValueError: the path is None, or the checkpoint belongs to another run.
     """
     if path is None:
         raise ValueError(

@@ -46,10 +46,10 @@ def role_seed(seed: int, role: str, rank: int = 0) -> int:
 
 
 def check_seed(seed: int) -> None:
-    """Checks a seed that a command or a function takes instead of that of a run.
+    """Checks a seed that a command or a function takes in place of a run's seed.
 
     Raises:
-      ValueError: it is not in [0, 2^31).
+      ValueError: the seed is not in [0, 2^31).
     """
     if not 0 <= seed < 2**31:
         raise ValueError(f"seed (--seed) must be in [0, 2^31); got {seed}.")

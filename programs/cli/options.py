@@ -36,10 +36,10 @@ def _integers(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
 
 
 def whole_number(text: str) -> int:
-    """Returns the integer that a text writes in digits or, like 1e5, with a power of ten.
+    """Parses an integer, written in digits or with a power of ten, such as 1e5.
 
     Raises:
-      ValueError: it is no integer.
+      ValueError: the text is not an integer.
     """
     if _POWER.fullmatch(text) and float(text).is_integer():
         digits, _, power = text.lower().partition("e")

@@ -47,7 +47,7 @@ class Stage:
         """Makes the environment of the run's evaluation.
 
         Raises:
-          ValueError: it cannot be made.
+          ValueError: the environment cannot be made.
         """
         cfg = experiment.evaluation_env
         self.seats = seat_names(cfg)
@@ -170,7 +170,7 @@ class Stage:
         return pool
 
     def _kept(self, builder: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the builder, whose environments are kept so that they can be rendered."""
+        """Returns the builder with a record of its environments, so that they can be rendered."""
 
         def build(**options: Any) -> Any:
             self._built.append(builder(**options))

@@ -244,7 +244,7 @@ class CoordinatorClient:
         self._silent_seconds = 0.0  # since the last answer, as far as this process ran
         self._last_attempt = time.monotonic()
         self.began: float | None = None
-        self._dismissed = False  # by the learner
+        self._dismissed = False  # whether the learner told this node to end
         self._lost = False  # whether the coordinator is
         _thread.client = self
 
@@ -348,7 +348,7 @@ class CoordinatorClient:
         """Checks that this node may end now.
 
         Raises:
-          NodeLostError: it ends because the coordinator did not answer.
+          NodeLostError: the node ends because the coordinator did not answer.
           EndedEarlyError: nobody has told it to end.
         """
         if self._lost:

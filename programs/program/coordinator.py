@@ -286,14 +286,14 @@ class Coordinator:
             return self._state.phase == OVER
 
     def check_learner(self, passed: float) -> None:
-        """Checks that each learner still reports, and counts for how long others have not.
+        """Checks that each learner still reports, and measures the silence of other nodes.
 
         Args:
-          passed: seconds since the last check. Long ones count little, because they mean that this
+          passed: seconds since the last check. Long times count little, because they mean that this
             process was stopped itself.
 
         Raises:
-          NodeLostError: it has been silent for too long.
+          NodeLostError: a learner has been silent for too long.
         """
         with self._lock:
             alive = [name for name, node in self._nodes.items() if not node.left]

@@ -106,7 +106,7 @@ def check_callback(callback: Any) -> None:
     """Checks that an object is a callback.
 
     Raises:
-      WrongKindError: it has none of the methods, or one whose name is misspelt.
+      WrongKindError: the object has none of the methods, or one whose name is misspelt.
     """
     known = list(_METHODS.values())
     own = [name for name in dir(callback) if name.startswith("on_")]

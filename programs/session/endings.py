@@ -82,8 +82,8 @@ def make_rules(cfg: StopConfig) -> dict[str, StopRule]:
     """Returns the stop rules by their names.
 
     Raises:
-      ValueError: the user's own cannot be imported.
-      WrongKindError: it is not such a function.
+      ValueError: a user's stop rule cannot be imported.
+      WrongKindError: a user's stop rule is not a function with the arguments of `StopRule`.
     """
     rules: dict[str, StopRule] = {}
     if cfg.return_reached is not None:

@@ -54,7 +54,8 @@ def check(dump_dir: Path) -> None:
     """Checks that a directory holds the inputs of an update.
 
     Raises:
-      ValueError: it does not; the message names those that do, if it is the directory of a run.
+      ValueError: the directory holds no such inputs. If it is a run directory, the message names
+        the directories in it that hold some.
     """
     if not (dump_dir / _FILE).is_file():
         there = sorted(str(path.parent) for path in dump_dir.glob(f"*/{_FILE}"))

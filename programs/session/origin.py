@@ -36,11 +36,11 @@ def record(directory: RunDir) -> dict[str, Any]:
 
 
 def check(directory: RunDir, path: Path) -> None:
-    """Checks that a checkpoint in the directory of a run is one of that run.
+    """Checks that a checkpoint in the directory of a run belongs to that run.
 
     Raises:
-      CheckpointError: it has another seed than the config of the run, or it is of another run than
-        the other checkpoints there.
+      CheckpointError: the checkpoint has another seed than the run's config, or belongs to another
+        run than the other checkpoints there.
     """
     told, seed = _told(path), _options(directory).get("seed")
     if told.get("seed") not in (None, seed):

@@ -24,7 +24,7 @@ TRACKERS = {
 _FIELD = "Experiment: loggers"
 _WANTED = "(run_dir) -> Logger of rlstack.storage.loggers"
 _MAX_WAITING = 10_000  # lines that a logger may be behind
-_CLOSE_SECONDS = 10.0  # for a logger to write what it is behind, and to close
+_CLOSE_SECONDS = 10.0  # for a logger to write its waiting lines, and to close
 _TRACKER_SECONDS = 60.0  # the same limit for a tracker, which may start late and must upload
 
 
@@ -37,9 +37,9 @@ def check_loggers(loggers: Sequence[Hook]) -> None:
     """Checks the loggers of a config.
 
     Raises:
-      ValueError: there is no logger of that name, or it cannot be imported, or its package is
+      ValueError: there is no logger of that name, the logger cannot be imported, or its package is
         missing.
-      WrongKindError: it is not a function of the run directory.
+      WrongKindError: a user's logger is not a function of the run directory.
     """
     known = dict.fromkeys((*READY, *TRACKERS))
     for logger in loggers:

@@ -94,10 +94,10 @@ class RunDir:
         return found
 
     def check_free(self) -> None:
-        """Checks as `create` does that the directory can be that of a new run; writes nothing.
+        """Checks, like `create`, that a new run can use the directory; writes nothing.
 
         Raises:
-          RunDirError: it cannot be written, or it is not empty.
+          RunDirError: the directory cannot be written, or is not empty.
         """
         check_writable(self.path)
         self.check_new()
@@ -110,7 +110,7 @@ class RunDir:
         """Checks that the directory holds no run yet.
 
         Raises:
-          RunDirError: it does.
+          RunDirError: the directory holds a run.
         """
         if self.config.exists():
             raise RunDirError(
@@ -303,10 +303,10 @@ def new_directory(root: Path, name: str) -> Path:
 
 
 def check_writable(path: Path) -> None:
-    """Checks that a directory can be written or, if there is none, made. It writes nothing.
+    """Checks that a directory can be written, or created if it does not exist; writes nothing.
 
     Raises:
-      RunDirError: it cannot.
+      RunDirError: the directory cannot be written or created.
     """
     _check_name(path)
     path = path.absolute()
@@ -321,7 +321,8 @@ def _check_name(path: Path) -> None:
     """Checks that checkpoints can be written under a path.
 
     Raises:
-      RunDirError: it is not UTF-8, which their library needs, or too long for their files.
+      RunDirError: the path is not UTF-8, which the checkpoint library needs, or is too long for the
+        names of checkpoint files.
     """
     path = path.absolute()
     shown = os.fsencode(path).decode(errors="backslashreplace")

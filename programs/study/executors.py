@@ -50,7 +50,7 @@ def check_jobs(jobs: int) -> None:
     """Checks the number of processes that train at the same time.
 
     Raises:
-      ValueError: it is less than 1.
+      ValueError: the number is less than 1.
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1; got {jobs}.")

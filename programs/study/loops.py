@@ -81,7 +81,7 @@ class Member(FusedRun):
         return _row(part(self._group.states), self._index)
 
     def restart_environments(self) -> None:
-        """Starts new episodes, with the env keys of now."""
+        """Starts new episodes in all environments, with the current `env_keys`."""
         loop = make_parts(self.experiment, self._env).loop
         self.state = jax.jit(loop.restart)(self.state, self.keys.env)
 

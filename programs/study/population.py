@@ -144,7 +144,7 @@ def read(directory: str | Path) -> Population:
     """Returns the population of a directory.
 
     Raises:
-      RunDirError: there is none, or its file is damaged.
+      RunDirError: the directory holds no population, or its file is damaged.
     """
     path = Path(directory) / FILE
     with reading_json(path, "a population", _COMMAND) as content:

@@ -104,7 +104,7 @@ class _Members:
     ) -> None:
         self._population, self._lineage, self._root = population, lineage, root
         self._runs, self._group, self._kept = runs, group, kept
-        self._period = max(1, -(-population.period // group.frames))  # in iterations
+        self._period = max(1, -(-population.period // group.frames))  # iterations per selection
         self._saved_at = self._frames
 
     @property

@@ -124,7 +124,7 @@ def resume(
 
 
 def _make_members(population: Population, state: Lineage, root: Path) -> None:
-    """Makes the members that there are not; a command may have ended before it had made all."""
+    """Makes the missing members; an earlier command may have ended before it had made all."""
     for i, name in enumerate(population.names):
         if not RunDir(root / name).config.is_file():
             with train.new_run(population.experiment(i, state.values[i]), root / name):

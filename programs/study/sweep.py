@@ -97,10 +97,10 @@ class Sweep(Checked):
 
 
 def read(directory: str | Path) -> Sweep:
-    """Returns the search of a directory.
+    """Returns the sweep of a directory.
 
     Raises:
-      RunDirError: there is none, or its file is damaged.
+      RunDirError: the directory holds no sweep, or its file is damaged.
     """
     path = Path(directory) / FILE
     with members.reading_json(path, "a sweep", "rlstack sweep PRESET") as content:

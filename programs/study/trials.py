@@ -120,10 +120,10 @@ def is_set(directory: str | Path) -> bool:
 
 
 def read(directory: str | Path) -> RunSet:
-    """Returns the set of a directory.
+    """Returns the set of runs of a directory.
 
     Raises:
-      RunDirError: there is none, or its file is damaged.
+      RunDirError: the directory holds no set, or its file is damaged.
     """
     path = Path(directory) / FILE
     with reading_json(path, "a set of runs", "rlstack train PRESET --seeds 1 2 3") as content:

@@ -288,7 +288,7 @@ def _compare(policy: Policy, function: GreedyFunction, run: Run, rows: int) -> N
     """Checks that exported actions equal those of the policy, for random observations.
 
     Raises:
-      ValueError: they do not.
+      ValueError: the actions differ.
     """
     rng = np.random.default_rng(0)
     state: Mapping[str, np.ndarray] = {

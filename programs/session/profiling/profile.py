@@ -46,7 +46,7 @@ class Updates(NamedTuple):
         """Reads ``FIRST..LAST``, or the number of one update.
 
         Raises:
-          ValueError: it is neither, or the last one comes before the first.
+          ValueError: the text has neither form, or the last update comes before the first.
         """
         found = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text)
         made = cls(int(found[1]), int(found[2] or found[1])) if found else cls(0, 0)
@@ -201,7 +201,7 @@ def chosen_updates(text: str, experiment: Experiment) -> Updates | None:
     """Returns the updates to profile, None for "".
 
     Raises:
-      ValueError: they are no updates, or the run cannot be profiled.
+      ValueError: the text names no updates, or the run cannot be profiled.
     """
     if not text:
         return None

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 _HOST = "127.0.0.1"
-_NAMES = ("127.0.0.1", "localhost")  # that a request may give as its host
+_NAMES = ("127.0.0.1", "localhost")  # host names that a request may give
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 

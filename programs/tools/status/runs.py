@@ -35,7 +35,7 @@ _TAIL = 1 << 17  # bytes of the metrics that are read at first: hundreds of line
 _WINDOW = 8  # lines over which waits are measured
 _DEPTH = 4  # folder, sweep, trials, trial, run
 _LONG_WAIT = 0.1  # share of the time from which a wait is worth a word
-_AXES = ("env_frames", "wall_time")  # that a line of metrics has
+_AXES = ("env_frames", "wall_time")  # entries without which a metrics line is skipped
 _NUMBERED = ("actor", "inferencer")  # groups of nodes whose names have a number
 
 
@@ -125,7 +125,7 @@ class RunReader:
             read.
 
         Raises:
-          RunDirError: it holds no run.
+          RunDirError: the directory holds no run.
         """
         self._directory = RunDir.open(path)
         self._clock = clock

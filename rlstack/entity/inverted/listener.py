@@ -119,7 +119,7 @@ def connect(address: str, timeout: float) -> socket.socket:
 
     Raises:
       OSError: no program listens at the address.
-      ValueError: it is not an address.
+      ValueError: the text is not an address.
     """
     if not address.startswith(_UNIX):
         connection = socket.create_connection(_host_and_port(address), timeout)

@@ -116,7 +116,7 @@ def read_hello(data: Reader) -> Hello:
     """Returns the contents of a HELLO.
 
     Raises:
-      WireError: it is not a HELLO, has another version, or its spaces are not valid.
+      WireError: the message is not a HELLO, has another version, or its spaces are not valid.
     """
     if data.kind is Kind.MANY_HELLO:
         raise WireError("the program has many environments; it must play one game here")
@@ -130,7 +130,7 @@ def read_spaces(data: Reader) -> tuple[ObsSpace, ActionSpace]:
     """Returns the spaces in a HELLO or MANY_HELLO.
 
     Raises:
-      WireError: they are not valid.
+      WireError: the spaces are not valid.
     """
     try:
         entities = {}

@@ -291,7 +291,7 @@ def _find(path: str) -> str:
     """Returns the program at a path.
 
     Raises:
-      ValueError: there is none.
+      ValueError: there is no program at the path.
     """
     here = os.path.abspath(os.path.expanduser(path))
     if path and os.path.isfile(here) and os.access(here, os.X_OK):

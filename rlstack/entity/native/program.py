@@ -60,8 +60,8 @@ class Program:
 
         Raises:
           ValueError: the program refuses its options.
-          WireError: it has another version of the protocol, or does not follow it.
-          Lost: it did not start, or did not connect.
+          WireError: the program has another version of the protocol, or does not follow it.
+          Lost: the program did not start, or did not connect.
         """
         self._connection: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -255,7 +255,7 @@ def _read_hello(data: Reader) -> Spaces:
 
     Raises:
       ValueError: the program refuses its options.
-      WireError: it is not a MANY_HELLO of this version.
+      WireError: the message is not a MANY_HELLO of this version.
     """
     if data.kind is Kind.HELLO:
         raise WireError(

@@ -29,7 +29,7 @@ def load() -> Any:
     """Imports Ray.
 
     Raises:
-      ValueError: it is not installed.
+      ValueError: Ray is not installed.
     """
     # No usage statistics, and no change of environment when started by `uv run`.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -111,7 +111,7 @@ def _check_loopback(ray: Any) -> None:
     """Checks that only this host reaches a Ray that was started here.
 
     Raises:
-      ValueError: it is at another address than loopback, where it would run code for everyone.
+      ValueError: Ray is at another address than loopback, where it would run code for everyone.
     """
     found = {host["NodeManagerAddress"] for host in ray.nodes()}
     if found != {LOOPBACK}:
