@@ -33,12 +33,13 @@ def make_agent(
     """Makes the agent, with its exploring policy or the greedy one.
 
     Args:
-      experiment: with the agent.
-      spec: of the environments.
-      greedy: whether it takes its best action.
-      evaluating: whether it acts as evaluations do: greedy except for ``evaluator.epsilon``.
-      after: explores as at these counts, for params that do not learn; by default as its own
-        state counts.
+      experiment: the experiment, which configures the agent.
+      spec: the spec of the environments.
+      greedy: True to take the best action.
+      evaluating: True to act as in evaluations: greedy, except with probability
+        ``evaluator.epsilon``.
+      after: the fixed counts at which exploration schedules are evaluated, for params that do not
+        learn; by default the counts in the agent's own state.
 
     Raises:
       ValueError: the agent, its network or its policy does not fit the environment.
@@ -137,7 +138,7 @@ def _counts(agent: Agent) -> bool:
 class _Factory:
     """A user's factory, with checks of what it is and what it returns; it can be pickled."""
 
-    field: str  # of the experiment
+    field: str  # name of the experiment's config field
     reference: Hook
 
     def __call__(self, *arguments: object) -> Any:

@@ -17,10 +17,10 @@ _log = logging.getLogger(__name__)
 
 
 class BestCheckpoint:
-    """Keeps the params of the best evaluation, over all commands of a run."""
+    """Saves the params with the best evaluation so far, over all commands of a run."""
 
     def __init__(self, directory: RunDir) -> None:
-        """Reads how good the best params until now are."""
+        """Reads the return of the best params so far."""
         self._directory = directory
         self._best = float("-inf")
         path = checkpoint.latest(directory.best)
@@ -31,10 +31,10 @@ class BestCheckpoint:
                 _log.warning("%s cannot be read, and will be replaced: %s", path, error)
 
     def offer(self, frames: int, params: Params, evaluation: Evaluation) -> None:
-        """Keeps these params if their mean return is above the best so far.
+        """Saves these params if their mean return is above the best so far.
 
-        A failure to write them is logged and ends nothing: a run ends when its own checkpoints
-        cannot be written.
+        A failure to write them is logged and does not end the run. The run ends only when its
+        ordinary checkpoints cannot be written.
         """
         mean = float(evaluation.returns.mean())
         if not mean > self._best:

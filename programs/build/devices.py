@@ -74,10 +74,10 @@ def _named(experiment: Experiment) -> dict[str, tuple[int, ...]]:
 
 
 def _count() -> tuple[int, str]:
-    """Counts the devices in another process.
+    """Returns the number of devices and their platform, found by another process.
 
-    JAX must not start here: nodes are configured before it starts, and an accelerator's memory
-    would be taken.
+    JAX must not start in this process: nodes are configured before JAX starts, and JAX would take
+    the accelerator's memory.
     """
     env = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     done = subprocess.run(

@@ -29,7 +29,7 @@ def make_env(
     Args:
       cfg: the environments.
       seed: environment i is seeded with ``seed + i``.
-      step_info: whether to keep the info of every step.
+      step_info: True to keep the info of every step.
       first_index: the number of the first episode of the first environment, for environments that
         have ``reset_with_index``.
 
@@ -50,8 +50,8 @@ def fault_error(name: str, bad: np.ndarray) -> EnvError:
     """Returns an error that names the environments with faulty steps in a compiled program.
 
     Args:
-      name: of the environments.
-      bad: uint8 ``[B]``, what was wrong; see `rlstack.fused.acting.faults`.
+      name: the environments' name.
+      bad: uint8 ``[B]``, the kinds of faults per environment; see `rlstack.fused.acting.faults`.
     """
     not_finite = (bad & NOT_FINITE).astype(bool)
     ids = ", ".join(map(str, np.flatnonzero(not_finite if not_finite.any() else bad)))

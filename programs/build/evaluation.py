@@ -37,17 +37,17 @@ Shows = Callable[[int, int], None]  # the number of episodes that ended, and of 
 
 _FIELD = "Experiment: evaluator.factory"
 _EXTRA = 0.3  # seconds that all evaluations of a short run may take: nobody notices them
-_MOST_STEPS = 128  # that a call of a compiled evaluation makes
+_MOST_STEPS = 128  # maximum number of steps in a call of a compiled evaluation
 _CALL_SECONDS = 0.05  # about the longest time of such a call, so that an evaluation can be given up
 _WANTED = "(cfg, agent, rng_key) -> Evaluator of rlstack"
 
 
 def check_evaluator(factory: Hook) -> None:
-    """Checks the factory of an evaluator of the user's own.
+    """Checks the factory of a user's evaluator.
 
     Raises:
-      ValueError: it cannot be imported.
-      WrongKindError: it does not take the arguments of `Evaluator`.
+      ValueError: the factory cannot be imported.
+      WrongKindError: the factory does not take the arguments of `Evaluator`.
     """
     rule = f"{_FIELD} {name_of(factory)} must be a function {_WANTED}"
     check_callable(rule, load_hook(_FIELD, factory), None, None, None)
@@ -93,17 +93,18 @@ def evaluate(
     """Evaluates params in environments of the experiment's evaluation.
 
     Args:
-      experiment: says how many episodes, and whether by index.
-      evaluator: from `make_evaluator`.
-      params: to evaluate.
-      progress: called after each step with the number of episodes that ended, and of all.
-      env: the first environments, if they are made already; the caller closes them.
-      make_pool: makes environments, from the number of the first; by default the experiment's.
-      brief: whether each environment plays one episode only. An evaluator of the user's own that is
-        not a subclass of `Evaluator` plays what it plays.
+      experiment: sets the number of episodes, and whether they are chosen by index.
+      evaluator: the result of `make_evaluator`.
+      params: the params to evaluate.
+      progress: called after each step with the number of finished episodes and of all episodes.
+      env: the first environments, if they exist already; the caller closes them.
+      make_pool: makes environments, given the number of the first one; by default makes the
+        environments of the experiment's evaluation.
+      brief: True to play only one episode in each environment. A user's evaluator that is not a
+        subclass of `Evaluator` ignores it.
 
     Raises:
-      WrongKindError: an evaluator of the user's own did not return an `Evaluation`.
+      WrongKindError: a user's evaluator did not return an `Evaluation`.
     """
     cfg = experiment.evaluator
     if brief:
@@ -134,12 +135,12 @@ def evaluate(
 
 
 def compile_evaluation(experiment: Experiment, evaluator: Evaluator, params: Params) -> None:
-    """Compiles what later evaluations call, by the first step of one.
+    """Compiles the functions of later evaluations by running the first step of one.
 
     Args:
-      experiment: as for `evaluate`.
-      evaluator: from `make_evaluator`. One of the user's own is not called.
-      params: any of the agent.
+      experiment: see `evaluate`. With a user's evaluator this function does nothing.
+      evaluator: the result of `make_evaluator`.
+      params: params of the agent, with any values.
     """
     if experiment.evaluator.factory:
         return
@@ -215,15 +216,15 @@ class CompiledEvaluator(Evaluator):
 
 
 class Allowance:
-    """The time that automatic evaluations may take.
+    """The time budget of automatic evaluations.
 
-    It is a share of the time since it was made, and 0.3 s; or more seconds where more threads want
-    to run than there are cores, because everything takes longer there. An evaluation that would
-    need more is not begun, judged by the one before; one that needs more is given up. So the time
-    of all of them stays within the allowance, however slow environments and networks are.
+    The budget is a share of the time since its creation, plus 0.3 s; more where more threads want
+    to run than there are cores, because everything takes longer there. An evaluation does not start
+    if the previous one took longer than the time that is left, and it is aborted if it exceeds this
+    time. So all evaluations stay within the budget, however slow environments and networks are.
 
-    What the first evaluation compiles does not count, because the last one, at the end of the run,
-    does not compile it again.
+    The compilation in the first evaluation does not count, because the last evaluation, at the end
+    of the run, uses the same compiled functions.
     """
 
     def __init__(
@@ -234,14 +235,14 @@ class Allowance:
         expected: float = 0.0,
         starts_once: bool = False,
     ) -> None:
-        """Starts the time.
+        """Starts measuring the time of which evaluations may use a share.
 
         Args:
-          share: of the time, such as 0.02.
-          clock: returns the seconds that evaluations take: the time that passes, or a processor's.
-          expected: seconds that the first evaluation takes at least.
-          starts_once: whether also what comes before the first step of the first evaluation does
-            not count, because it compiles the environments, or imports what they need.
+          share: the share of the elapsed time that evaluations may use, such as 0.02.
+          clock: measures the seconds that evaluations take: wall time, or a processor's time.
+          expected: minimum seconds that the first evaluation takes.
+          starts_once: True to exclude the time before the first step of the first evaluation, in
+            which the environments are compiled or their packages imported.
         """
         self._share, self._clock, self._starts_once = share, clock, starts_once
         self._began = time.monotonic()
@@ -261,12 +262,12 @@ class Allowance:
         """Makes an evaluation.
 
         Args:
-          evaluation: makes it; takes a function to call after each step of the environments with
-            the number of episodes that ended, and of all.
-          may_go_on: called with these numbers; the evaluation is given up if it returns False.
+          evaluation: makes the evaluation. Its argument is a function to call after each step of
+            the environments, with the number of finished episodes and of all episodes.
+          may_go_on: called with these numbers; returns False to abort the evaluation.
 
         Returns:
-          What `evaluation` returns; None if it was not begun, or given up.
+          The result of `evaluation`; None if it did not start, or was aborted.
         """
         left = self.left
         if self._expected > left:
@@ -295,7 +296,7 @@ class Allowance:
 
 
 def _load() -> float:
-    """Returns the number of threads on this machine that want to run, for each core."""
+    """Returns the machine's load average per core."""
     try:
         return os.getloadavg()[0] / (os.cpu_count() or 1)
     except OSError:

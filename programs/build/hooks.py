@@ -38,8 +38,8 @@ def make_step_processor(experiment: Experiment) -> Processor | None:
     """Makes the step processor of one actor; None if the experiment has none.
 
     Raises:
-      ValueError: it cannot be imported.
-      rlstack.checks.WrongKindError: it is not a step processor.
+      ValueError: the step processor's factory cannot be imported.
+      rlstack.checks.WrongKindError: the object is not a step processor.
     """
     if not experiment.step_processor:
         return None

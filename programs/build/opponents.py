@@ -38,7 +38,7 @@ def resolved(experiment: Experiment) -> Experiment:
     The opponents then stay the same when the experiment is resumed, from any folder.
 
     Raises:
-      ValueError: one of them is not a run, or has no checkpoint.
+      ValueError: an opponent's directory is not a run, or the run has no checkpoint.
     """
     env = experiment.env
     found = {
@@ -55,7 +55,7 @@ def check_shares(cfg: EnvConfig, where: str) -> None:
     """Checks that the environments can be divided among the opponents.
 
     Raises:
-      ValueError: they cannot; the message names `where`, the field of the config.
+      ValueError: the environments cannot be divided; the message names `where`, the config field.
     """
     share, against = cfg.opponents.share, _seating(cfg).against
     opposed = int((against >= 0).sum())
@@ -92,7 +92,7 @@ def add_opponents(
     Args:
       pool: made from `config_of_games`.
       cfg: the config, with opponents.
-      seed: of the opponents' random numbers.
+      seed: seed of the opponents' random numbers.
 
     Raises:
       ValueError: a checkpoint is missing, or its agent does not fit the environments.
@@ -141,7 +141,7 @@ def checkpoint_of(run: str | os.PathLike[str], field: str) -> Path:
     """Returns the path of a checkpoint: the one given, or the newest one of a run.
 
     Raises:
-      ValueError: there is none; the message names `field`, where the config has the run.
+      ValueError: there is no checkpoint; the message names `field`, the config field of the run.
     """
     path = Path(run).absolute()
     try:

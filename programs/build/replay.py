@@ -37,10 +37,10 @@ def announce_replay(
     """Prints how much memory the replay takes, before it is allocated.
 
     Args:
-      experiment: the experiment, with its replay.
-      spec: of one environment's step, as `rlstack.acting.actor.transition_spec` returns it.
-      stream: where to print.
-      runs: number of runs in this process, each with such a replay.
+      experiment: the experiment, which configures the replay.
+      spec: the spec of one environment's step, from `rlstack.acting.actor.transition_spec`.
+      stream: receives the text.
+      runs: number of runs in this process; each has its own replay.
 
     Raises:
       ValueError: the machine has less memory than that.

@@ -32,12 +32,13 @@ def newest_checkpoint(directory: RunDir, experiment: Experiment) -> Path:
 
 
 def chosen_checkpoint(directory: RunDir, experiment: Experiment, which: Which) -> Path:
-    """Returns the path of the checkpoint of a run whose params a command uses.
+    """Returns the path of the checkpoint from which a command reads params.
 
     Args:
-      directory: of the run.
-      experiment: of the run.
-      which: "last" is the newest one, "best" that with the best return in an evaluation.
+      directory: the run's directory.
+      experiment: the run's experiment.
+      which: "last" for the newest checkpoint, "best" for the one with the best return in an
+        evaluation.
 
     Raises:
       ValueError: the run has no such checkpoint.
@@ -55,10 +56,10 @@ def chosen_checkpoint(directory: RunDir, experiment: Experiment, which: Which) -
 
 
 def require_checkpoint(directory: RunDir, experiment: Experiment, path: Path | None) -> Path:
-    """Returns the path, if there is one.
+    """Returns the path of a checkpoint, after a check that it exists and belongs to the run.
 
     Raises:
-      ValueError: it is None, or it is a checkpoint of another run.
+      ValueError: the path is None, or the checkpoint belongs to another run.
     """
     if path is None:
         raise ValueError(
@@ -70,11 +71,11 @@ def require_checkpoint(directory: RunDir, experiment: Experiment, path: Path | N
 
 
 def counts_at(path: Path, num_envs: int) -> RunCounts:
-    """Returns what each environment of a run had made at a checkpoint.
+    """Returns the mean number of steps and episodes per environment of a run at a checkpoint.
 
     Args:
-      path: of the checkpoint.
-      num_envs: environments of the run whose steps are frames.
+      path: path of the checkpoint.
+      num_envs: number of the run's environments whose steps count as frames.
     """
     metadata = checkpoint.read_metadata(path)
     frames, episodes = metadata.get("env_frames", metadata["step"]), metadata.get("episodes")
@@ -89,11 +90,11 @@ def read_params(
     """Reads the params of a checkpoint.
 
     Args:
-      path: of the checkpoint.
-      experiment: of the run.
-      spec: of its environments.
-      on_host: whether to return numpy arrays, which occupy no device.
-      policy: the name of the policy, if the run trained several; ``experiment`` is then its own.
+      path: path of the checkpoint.
+      experiment: the run's experiment, or the policy's own one if the run trained several.
+      spec: the spec of the environments.
+      on_host: True to return numpy arrays, which use no device memory.
+      policy: name of the policy, if the run trained several.
     """
     agent = make_agent(experiment, spec)
     params = jax.eval_shape(agent.initial_params, jax.eval_shape(jax.random.PRNGKey, 0))

@@ -24,7 +24,7 @@ def role_key(seed: int, role: str, rank: int = 0) -> PRNGKey:
 
 
 def _has_usual_keys() -> bool:
-    """Whether keys are two words, for the generator Threefry; JAX has settings for others."""
+    """Whether JAX uses its default keys: two words, for the generator Threefry."""
     usual: bool = getattr(jax.config, "jax_default_prng_impl", "") == "threefry2x32"
     return usual and not getattr(jax.config, "jax_enable_custom_prng", False)
 
@@ -46,10 +46,10 @@ def role_seed(seed: int, role: str, rank: int = 0) -> int:
 
 
 def check_seed(seed: int) -> None:
-    """Checks a seed that a command or a function takes instead of that of a run.
+    """Checks a seed that a command or a function takes in place of a run's seed.
 
     Raises:
-      ValueError: it is not in [0, 2^31).
+      ValueError: the seed is not in [0, 2^31).
     """
     if not 0 <= seed < 2**31:
         raise ValueError(f"seed (--seed) must be in [0, 2^31); got {seed}.")

@@ -31,9 +31,9 @@ def configure(*, convolutions: bool, single_thread: bool = False) -> None:
     are kept.
 
     Args:
-      convolutions: whether the network has convolutions.
-      single_thread: whether a computation uses one core only, because other processes use the
-        others.
+      convolutions: True if the network has convolutions.
+      single_thread: True to run each computation on one core, when other processes use the other
+        cores.
     """
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     older = not convolutions and _has_legacy_runtime()
@@ -47,13 +47,13 @@ def configure(*, convolutions: bool, single_thread: bool = False) -> None:
 def configure_node(experiment: Experiment, older: bool | None, *, single_thread: bool) -> None:
     """Configures XLA's CPU client for one node of a program.
 
-    Nodes in threads share a client. Whichever of them started JAX first would choose the number of
-    its threads for all, so their launcher has called `configure_runs`.
+    Nodes in threads share a client. The first node to start JAX would choose the number of the
+    client's threads for all nodes, so their launcher calls `configure_runs` instead.
 
     Args:
-      experiment: of the program.
-      older: whether all nodes have XLA's older CPU runtime; None for what suits the experiment.
-      single_thread: whether a computation uses one core only.
+      experiment: the program's experiment.
+      older: True if all nodes can use XLA's older CPU runtime; None to choose by the experiment.
+      single_thread: True to run each computation on one core.
     """
     if experiment.program.launch != "threads":
         older = experiment.older_runtime if older is None else older
@@ -63,10 +63,10 @@ def configure_node(experiment: Experiment, older: bool | None, *, single_thread:
 def configure_runs(experiments: Sequence[Experiment]) -> None:
     """Configures XLA's CPU client for runs in this process, and starts JAX.
 
-    Programs that this process starts later do not inherit it.
+    Programs that this process starts later do not inherit the configuration.
 
     Args:
-      experiments: of the runs; several share one compiled loop.
+      experiments: the experiment of each run; several runs share one compiled loop.
     """
     names = "XLA_FLAGS", POOL_SIZE
     before = {name: os.environ[name] for name in names if name in os.environ}

@@ -97,7 +97,7 @@ def _take_modules(args: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
 
 
 def _describe(error: Exception) -> str:
-    """Returns an error as text; with its kind and place if the stack does not raise it itself."""
+    """Returns an error as text, with type and place if rlstack does not raise it itself."""
     if isinstance(error, _OWN):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)

@@ -242,7 +242,7 @@ def _environment() -> Check:
 
 
 def _names() -> Check:
-    """Whether other distributions have put files into the stack's package."""
+    """Checks that no other installed distribution has put files into the rlstack package."""
     others = features.owners("rlstack") - {"rlstack"}
     detail = (
         f"{', '.join(sorted(others))} also installs a package named rlstack, whose files replace "

@@ -19,8 +19,9 @@ def join(args: Sequence[str], experiment: Experiment) -> tuple[list[str], Experi
     """Returns the other arguments, and the preset with the options that the arguments give.
 
     Args:
-      args: of the command line, after the preset's name.
-      experiment: the preset. Fields without options of its own are left to the parser.
+      args: the words of the command line after the preset's name.
+      experiment: the preset. Options of fields for which the preset has no entries stay in the
+        other arguments.
 
     Raises:
       ValueError: a name has no value.
@@ -47,8 +48,8 @@ def take_vary(
     """Returns the values of each option that ``--vary NAME VALUE ...`` names, and the other words.
 
     Args:
-      args: of the command line.
-      flag: another name of ``--vary``.
+      args: the words of the command line.
+      flag: the flag to look for.
 
     Raises:
       ValueError: a ``--vary`` has no name, no values, or a name that was given before.

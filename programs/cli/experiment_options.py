@@ -30,12 +30,12 @@ def read(
     """Returns the options; None if the arguments asked for help, which was printed.
 
     Args:
-      command: of rlstack.
-      name: of the preset or of the config file.
-      args: behind it.
-      modules: those of the user that the experiment needs.
+      command: the command of rlstack, such as "train".
+      name: name of the preset, or path of the config file.
+      args: the words after the name.
+      modules: the user's modules that the experiment needs.
       options: the dataclass of all options.
-      short: the names of options that have another one too.
+      short: the short names of options, each with the full name.
 
     Raises:
       UsageError: an argument is wrong.

@@ -96,7 +96,8 @@ EXTRAS = {
     "trackio": "trackio",
     "wandb": "wandb",
 }
-DISTRIBUTIONS = {"PIL": "pillow", "pygame": "pygame-ce"}  # of modules with other names
+# Distributions whose names differ from their modules: module -> distribution.
+DISTRIBUTIONS = {"PIL": "pillow", "pygame": "pygame-ce"}
 # Modules that only CPython 3.10 can have.
 REFERENCE_ONLY = ("launchpad", "courier", "reverb", "tensorflow")
 # Modules that need a newer JAX than CPython 3.10 can have beside the services.
@@ -120,9 +121,9 @@ def lines(
     """Returns one line for each feature.
 
     Args:
-      works: whether a module can be imported.
-      choices: of all features.
-      version: returns that of a module; "" shows none.
+      works: returns whether a module can be imported.
+      choices: the choices of all features.
+      version: returns the version of a module; "" shows none.
     """
     by_feature: dict[str, list[Choice]] = {}
     for choice in choices:

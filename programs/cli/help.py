@@ -70,7 +70,7 @@ def show(
 
     Args:
       prog: the command with its preset.
-      description: of the preset.
+      description: description of the preset.
       args: the arguments, with ``--help``, ``--help GROUP`` or ``--help-all`` among them.
       print_all: prints the parser's own help, which has all options.
       own: names of options of this command, which are among those that are explained.

@@ -36,10 +36,10 @@ def _integers(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
 
 
 def whole_number(text: str) -> int:
-    """Returns the integer that a text writes in digits or, like 1e5, with a power of ten.
+    """Parses an integer, written in digits or with a power of ten, such as 1e5.
 
     Raises:
-      ValueError: it is no integer.
+      ValueError: the text is not an integer.
     """
     if _POWER.fullmatch(text) and float(text).is_integer():
         digits, _, power = text.lower().partition("e")
@@ -59,9 +59,9 @@ def parse(options: type[T], prog: str, args: Sequence[str], **settings: Any) -> 
     """Returns the options of a command; prints its help if the arguments ask for it.
 
     Args:
-      options: a dataclass.
-      prog: the command, for the help and for errors.
-      args: its arguments.
+      options: the dataclass of the options.
+      prog: the command's name, for the help and for errors.
+      args: the arguments of the command.
       **settings: further arguments of `tyro.cli`.
 
     Raises:
@@ -93,7 +93,7 @@ def _known(options: Any, prog: str, settings: dict[str, Any]) -> list[str]:
 
 
 def printed_help(print_help: Callable[[], object]) -> str:
-    """Returns what a function prints that ends as a command does after its help."""
+    """Returns the text that a help function prints; a SystemExit that it raises is suppressed."""
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
         print_help()
@@ -101,7 +101,7 @@ def printed_help(print_help: Callable[[], object]) -> str:
 
 
 def _unknown(args: Sequence[str], known: Sequence[str]) -> str:
-    """Returns the error for the first option that there is not; "" if there are all."""
+    """Returns the error for the first option that does not exist; "" if all options exist."""
     spellings = {name.replace("_", "-") for name in known}
     for arg in args:
         name = arg.partition("=")[0]

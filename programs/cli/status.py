@@ -1,4 +1,4 @@
-"""`rlstack top` and `rlstack dashboard`. They are apart because they do not import JAX."""
+"""`rlstack top` and `rlstack dashboard`, in a module of their own that does not import JAX."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from rlstack.programs.config.experiment import Experiment, ProgramConfig
 from rlstack.programs.config.program_config import RayConfig
 from rlstack.programs.study.trials import RunSet, is_set
 
-_SEARCH_TASKS = 4  # of a Slurm array, unless --jobs says otherwise
+_SEARCH_TASKS = 4  # tasks of a Slurm array for a search, unless --jobs sets another number
 _OF_SEARCHES = ("trials", "prune", "storage")  # options that a grid does not read
 _USAGE = """\
 usage: rlstack sweep PRESET --vary NAME VALUE ... [--seeds N] [options]   a grid: all combinations

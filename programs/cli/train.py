@@ -71,8 +71,8 @@ def main(args: list[str], modules: tuple[str, ...] = ()) -> int:
     """Runs ``rlstack train``; returns the exit code.
 
     Args:
-      args: of the command.
-      modules: those of the user that the experiment needs.
+      args: the arguments of the command.
+      modules: the user's modules that the experiment needs.
 
     Raises:
       UsageError: an argument is wrong.

@@ -97,7 +97,7 @@ def _converter() -> cattrs.Converter:
 
     def structure_learner(value: Mapping[str, Any], kind: Any) -> LearnerConfig:
         fields = dict(value)
-        count = fields.pop("num_devices", 1)  # of a run from before there was `devices`
+        count = fields.pop("num_devices", 1)  # in configs older than the field `devices`
         return structure_fields({"devices": range(count) if count > 1 else (), **fields}, kind)
 
     converter.register_structure_hook(LearnerConfig, structure_learner)
@@ -107,7 +107,7 @@ def _converter() -> cattrs.Converter:
             return None
         return {"kind": type(value).__name__, **converter.unstructure(value, type(value))}
 
-    plain = (int | str, EvaluationPeriod)  # of seats; the configs check the values
+    plain = (int | str, EvaluationPeriod)  # types kept as they are; the configs check the values
     converter.register_structure_hook_func(lambda kind: kind in plain, lambda value, _: value)
     agent = override(struct_hook=structure_agent, unstruct_hook=unstructure_agent)
     for config in (MemberConfig, Experiment):  # the second has dicts of the first

@@ -31,14 +31,14 @@ from rlstack.programs.config.program_config import ProgramConfig
 from rlstack.programs.config.stop_config import StopConfig
 from rlstack.references import Hook
 
-_TIMES, _LEAST_PERIOD = 10, 5_000  # of automatic evaluations
+_TIMES, _LEAST_PERIOD = 10, 5_000  # number and smallest period of automatic evaluations
 
 
 @contextlib.contextmanager
 def agents_of(experiment: Experiment) -> Iterator[None]:
-    """In the body, the type of an agent is one of those of an experiment, for parsers of options.
+    """In the body, restricts the type of agent fields to an experiment's agents, for parsers.
 
-    Elsewhere it is any, so that nothing imports the agents that an experiment does not have.
+    Elsewhere the type is Any, so that only the agents of an experiment are imported.
     """
     agents = experiment.agent, *(member.agent for member in experiment.policies.values())
     kinds = [type(agent) for agent in agents if agent is not None]
@@ -254,7 +254,7 @@ class Experiment(Checked):
     def older_runtime(self) -> bool:
         """Whether XLA's older CPU runtime suits the network: it is faster for small dense ones.
 
-        It cannot compile products of large matrices with random numbers, as dropout has them.
+        That runtime cannot compile large matrix products with random numbers, as in dropout.
         """
         if self.policies:
             every = all(self.of_policy(name).older_runtime for name in self.policies)

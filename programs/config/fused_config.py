@@ -35,7 +35,7 @@ def check(env: EnvConfig, replay: ReplayConfig, learner: LearnerConfig, processo
     """Checks that the topology fused can run an experiment with these settings.
 
     Raises:
-      ValueError: it cannot; the message says why, and what to change.
+      ValueError: the topology cannot; the message says why, and what to change.
     """
     _refuse(_acting_limits(env, processor))
     _refuse(_learning_limits(replay, learner, env.num_envs))
@@ -46,12 +46,12 @@ def check_several(env: EnvConfig, processor: Hook, learning: Sequence[Learning])
 
     Args:
       env: the environments.
-      processor: of steps.
+      processor: the experiment's step processor.
       learning: the name, replay and learner of each policy that learns. Each has rows of its own,
         whose number is known only from the game, and is checked with it.
 
     Raises:
-      ValueError: it cannot; the message says why, and what to change.
+      ValueError: the topology cannot; the message says why, and what to change.
     """
     _refuse(_acting_limits(env, processor))
     for name, replay, learner in learning:

@@ -10,11 +10,11 @@ Topology = Literal["single_process", "fused", "heavy_env", "light_env", "distrib
 class Layout(NamedTuple):
     """How a topology divides acting and learning; nothing else compares its name.
 
-    is_compiled: whether one compiled program acts and learns, in environments in JAX.
-    has_nodes: whether it is a program of several nodes, otherwise a loop in one process.
-    has_services: whether actors share inference services, otherwise each infers by itself.
-    has_replay_node: whether the replay is a node, for several hosts, otherwise memory that the
-      learner shares with the actors.
+    is_compiled: True if one compiled program acts and learns, with environments in JAX.
+    has_nodes: True for a program of several nodes, False for a loop in one process.
+    has_services: True if actors share inference services, False if each actor infers by itself.
+    has_replay_node: True if the replay is a node, for several hosts; False if it is memory that
+      the learner shares with the actors.
     """
 
     is_compiled: bool = False

@@ -126,14 +126,14 @@ def check(
     """Checks the names of the policies of a set, and that they can train in the topology.
 
     Args:
-      policies: by name.
-      topology: of the experiment, as the other arguments.
-      updates: its budget of updates.
-      replay: that of policies without one of their own.
-      program: its nodes.
+      policies: the policies, by name.
+      topology: the topology of the experiment.
+      updates: the experiment's budget of updates.
+      replay: the replay of policies that have no replay of their own.
+      program: the experiment's nodes.
 
     Raises:
-      ValueError: they cannot.
+      ValueError: a name is invalid, or the policies cannot train in the topology.
     """
     for name in policies:
         if not name.isidentifier():

@@ -48,7 +48,7 @@ def load_entry_points(group: str) -> None:
     """Imports what installed packages declare in a group of entry points, once.
 
     Raises:
-      ImportError: one of them cannot be imported.
+      ImportError: an entry point cannot be imported.
     """
     for point in importlib.metadata.entry_points(group=group):
         try:

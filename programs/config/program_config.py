@@ -143,10 +143,10 @@ def check(
     """Checks what a Ray cluster and several learner processes need.
 
     Args:
-      topology: of the experiment, as the other arguments.
-      program: its nodes.
-      replay: its replay.
-      learner: its learner.
+      topology: the topology of the experiment.
+      program: the experiment's nodes.
+      replay: the experiment's replay.
+      learner: the experiment's learner.
       policies: the names of several policies.
 
     Raises:

@@ -10,14 +10,14 @@ from rlstack.programs.pictures.scene import Bar, Scene
 
 _PANEL = 260  # width in pixels
 _LINE = 18  # height of a line of text
-_SIZE = 13  # of the font
+_SIZE = 13  # font size
 _LEAST = 360  # height of small pictures, which are enlarged by a whole factor
 _MARGIN = 10
 _BACK, _TEXT, _BAR, _CHOSEN = (24, 26, 32), (230, 230, 230), (70, 90, 130), (230, 150, 50)
 
 
 class Drawer:
-    """Draws scenes as images of one size, that of the first one."""
+    """Draws scenes as images. All images have the size of the first one."""
 
     def __init__(self) -> None:
         """Loads the fonts.

@@ -17,16 +17,16 @@ ACTION = "action"  # the only action type of an environment that names none
 
 
 class Chooser(NamedTuple):
-    """Who makes one choice."""
+    """A row of an action type or an entity that makes one choice."""
 
     action_type: str
-    row: int  # of the action type
-    title: str  # empty if it is the only one
-    least: int = 0  # the action that is its choice 0
+    row: int  # row of the action type
+    title: str  # the chooser's name; empty if it is the only chooser
+    least: int = 0  # the action that is choice 0 of this chooser
 
 
 class Labels(Protocol):
-    """Names what a policy chooses among."""
+    """Names the choices of a policy."""
 
     def choosers(self, observation: PyTree, rows: Mapping[str, int]) -> list[Chooser]:
         """Returns who chooses at a step; ``rows`` are the numbers of rows by action type."""
@@ -39,7 +39,7 @@ class Numbers:
     """Names choices by the numbers that they have in the environment."""
 
     def __init__(self, action_spec: PyTree) -> None:
-        """Takes the spec of one action: an array, or a dict of them."""
+        """Makes labels from the spec of one action: an array, or a dict of arrays."""
         named = action_spec if isinstance(action_spec, Mapping) else {ACTION: action_spec}
         discrete = {name: spec for name, spec in named.items() if is_discrete(spec)}
         self._least = {name: _by_row(spec) for name, spec in discrete.items()}
@@ -64,7 +64,7 @@ class Names(Numbers):
     """Names the actions of an environment that has a name for each."""
 
     def __init__(self, action_spec: PyTree, names: Sequence[str]) -> None:
-        """Takes the spec of one action, and the names in the order of the actions."""
+        """Makes labels from the spec of one action, and the names in the order of the actions."""
         super().__init__(action_spec)
         self._names = names
 
@@ -78,7 +78,7 @@ class GameLabels:
     """Names the choices and the entities of a game."""
 
     def __init__(self, env: EntityEnv) -> None:
-        """Takes the game, whose newest observation has the ids of entities."""
+        """Makes labels for a game; entity ids are read from its newest observation."""
         self._env = env
 
     def choosers(self, observation: PyTree, rows: Mapping[str, int]) -> list[Chooser]:
@@ -111,7 +111,7 @@ class GameLabels:
 
 
 def is_discrete(spec: Any) -> bool:
-    """Returns whether a spec is that of choices."""
+    """Returns whether a spec describes discrete choices."""
     return isinstance(spec, specs.BoundedArray) and spec.dtype.kind in "iu"
 
 

@@ -1,4 +1,4 @@
-"""What is shown of one step: a picture, some lines, and what the policy thinks of its choices."""
+"""The display of one step: a picture, some lines, and the policy's estimates of its choices."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rlstack.programs.pictures.labels import Labels
 from rlstack.programs.pictures.stage import Picture
 from rlstack.types import PyTree
 
-MAX_BARS = 14  # of one scene; with more choices, the most likely ones
+MAX_BARS = 14  # maximum number of bars in a scene; with more choices, the likeliest are shown
 
 
 class Bar(NamedTuple):
-    """One choice."""
+    """One choice, shown as a bar."""
 
     label: str
-    text: str  # its probability or its value
+    text: str  # probability or value of the choice
     share: float  # length of the bar, 0 to 1
     chosen: bool
 
@@ -34,7 +34,7 @@ class Scene(NamedTuple):
     picture: Picture
     lines: tuple[str, ...]
     bars: Bars
-    is_last: bool = False  # of an episode
+    is_last: bool = False  # whether this is the last step of an episode
 
 
 def bars_of(
@@ -43,8 +43,8 @@ def bars_of(
     """Returns the bars of all choices at a step.
 
     Args:
-      prediction: for one environment.
-      observation: of that environment.
+      prediction: the policy's prediction for one environment.
+      observation: the observation of that environment.
       labels: names the choices.
       most: number of bars, at most.
     """

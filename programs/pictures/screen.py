@@ -1,4 +1,4 @@
-"""Where scenes are shown: the terminal, a window, or a video."""
+"""Shows scenes in the terminal, in a window, or as a video."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlstack.programs.pictures.stage import Picture
 from rlstack.programs.pictures.video import open_video
 
 _HOLD = 1.0  # seconds for which a video or a window shows the last step of an episode
-_COLUMNS = 72  # of a picture in the terminal
+_COLUMNS = 72  # width of a picture in the terminal
 
 Show = Callable[[Scene], None]
 
@@ -40,14 +40,13 @@ def open_screen(
 
     Args:
       video: the file to write; None for the terminal or a window.
-      fps: scenes in a second.
-      console: of the terminal; standard output by default.
-      window: whether to open a window.
+      fps: scenes per second.
+      console: the console of the terminal; standard output by default.
+      window: True to open a window.
 
     Raises:
-      ValueError: as `rlstack.programs.pictures.video.check_video`; no window can be opened; or
-        ``fps`` is
-        not positive and finite.
+      ValueError: the video cannot be written, see `rlstack.programs.pictures.video.check_video`; no
+        window can be opened; or ``fps`` is not positive and finite.
     """
     if not 0 < fps < math.inf:
         raise ValueError(f"fps (--fps) must be positive and finite; got {fps:g}.")
@@ -133,7 +132,7 @@ def _in_window(fps: float) -> Iterator[Show]:
 
 
 def _pace(fps: float) -> Callable[[], None]:
-    """Returns a function that waits so that it returns at most so many times a second."""
+    """Returns a function that waits, so that it returns at most this many times per second."""
     due = time.monotonic()
 
     def wait() -> None:
@@ -145,7 +144,7 @@ def _pace(fps: float) -> Callable[[], None]:
 
 
 def _repeats(scene: Scene, fps: float) -> int:
-    """Returns the number of pictures for which a scene stays."""
+    """Returns the number of video pictures that show a scene."""
     return max(1, round(_HOLD * fps)) if scene.is_last else 1
 
 

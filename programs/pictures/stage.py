@@ -1,4 +1,4 @@
-"""One environment of a run, with a picture of it."""
+"""One environment of a run, and pictures of its steps."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from rlstack.types import EnvSpec, PyTree, TimeStep
 
 Picture = np.ndarray | str  # uint8 [H, W, 3], or text
 
-_FPS = 10.0  # of environments that say nothing else
+_FPS = 10.0  # steps per second in environments that set no rate
 
 
 class Stage:
-    """An environment that policies play and people see.
+    """An environment in which policies play, with pictures for people.
 
     Attributes:
       seats: the names of the seats of a game; one for an environment of one agent.
-      titles: what people call the seats.
-      pool: its environments: one for each seat.
+      titles: names of the seats for display.
+      pool: the pool, with one row for each seat.
       labels: names what the policy of the first seat chooses among.
       fps: pictures in a second.
     """
@@ -47,7 +47,7 @@ class Stage:
         """Makes the environment of the run's evaluation.
 
         Raises:
-          ValueError: it cannot be made.
+          ValueError: the environment cannot be made.
         """
         cfg = experiment.evaluation_env
         self.seats = seat_names(cfg)
@@ -170,7 +170,7 @@ class Stage:
         return pool
 
     def _kept(self, builder: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the builder, whose environments are kept so that they can be rendered."""
+        """Returns the builder with a record of its environments, so that they can be rendered."""
 
         def build(**options: Any) -> Any:
             self._built.append(builder(**options))
@@ -183,7 +183,7 @@ class Stage:
 
 
 def _builder(cfg: EnvConfig) -> Callable[..., Any] | None:
-    """Returns what builds the environment in Python; None if only its own pool can."""
+    """Returns the environment's builder in Python; None if only its own pool can build it."""
     if cfg.type == "jax" or cfg.name.startswith("rust:"):
         return None
     try:

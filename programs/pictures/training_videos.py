@@ -1,6 +1,6 @@
 """Videos of the policy during training, as ``rlstack watch --video`` makes them afterwards.
 
-What draws them is imported only in a run that makes videos.
+The packages that draw videos are imported only in a run that makes them.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ class TrainingVideos:
     def __init__(
         self, experiment: Experiment, directory: RunDir, tell: Callable[[str], None]
     ) -> None:
-        """Makes nothing yet.
+        """Creates no environment and no policy until the first video is due.
 
         Args:
-          experiment: says at which evaluations.
-          directory: of the run.
+          experiment: the run's experiment, which sets the evaluations that are recorded.
+          directory: the run's directory.
           tell: shows the user a line; called once for each video that could not be made.
         """
         self._experiment, self._directory, self._tell = experiment, directory, tell
@@ -82,8 +82,8 @@ class TrainingVideos:
         """Makes a video if one is due.
 
         Args:
-          frames: that the params have learned from.
-          params: that were evaluated.
+          frames: environment steps that the params have learned from.
+          params: the params that were evaluated.
 
         Returns:
           The file; None if no video is due, or if it could not be made.
@@ -117,7 +117,7 @@ class TrainingVideos:
             film(stage, policy, path, f"frame {frames:,}")
 
     def _policy_with(self, params: Params, frames: int, spec: EnvSpec) -> Policy:
-        """Returns the policy, at the start of an episode; it is compiled for the first video."""
+        """Returns the policy, reset for a new episode; the first video compiles it."""
         from rlstack.programs.build.policies.policy import Policy
 
         if self._policy is None:

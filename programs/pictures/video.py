@@ -55,10 +55,10 @@ def missing_packages(suffix: str) -> list[str]:
 
 @contextlib.contextmanager
 def open_video(path: Path, fps: float) -> Any:
-    """Yields a `Video` that has its name only once it is complete.
+    """Yields a `Video`; the file gets its final name only once it is complete.
 
     Raises:
-      ValueError: as `check_video`.
+      ValueError: the video cannot be written; see `check_video`.
     """
     check_video(path)
     with files.replacing(path) as partial:

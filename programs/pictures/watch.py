@@ -24,15 +24,15 @@ from rlstack.programs.session.run_dir import RunDir
 from rlstack.programs.session.signals import Interrupted, StopSignals
 from rlstack.types import TimeStep
 
-MAX_STEPS = 2000  # of an episode that is shown
+MAX_STEPS = 2000  # maximum length of an episode that is shown
 
 
 class Watched(NamedTuple):
-    """What was seen."""
+    """The episodes that were shown."""
 
-    returns: list[float]  # of the episodes, in their order
-    lengths: list[int]  # in steps
-    frames: int  # pictures that were shown
+    returns: list[float]  # return of each episode, in order
+    lengths: list[int]  # number of steps of each episode, in order
+    frames: int  # number of pictures that were shown
 
 
 def watch(
@@ -56,13 +56,13 @@ def watch(
     Args:
       run_dir: the directory of a run with a checkpoint.
       video: the file to write, .mp4, .webm or .gif; by default the terminal shows the run.
-      window: whether to show the run in a window; closing it ends the last episode early.
+      window: True to show the run in a window; closing it ends the last episode early.
       episodes: number of episodes.
       params: "last" for the newest params, "best" for those with the best return in an evaluation.
-      greedy: whether to take the best action; otherwise as at the end of training.
-      seed: of the environment and of random actions; by default that of the run.
-      max_steps: an episode that is longer is cut.
-      fps: steps in a second; by default what the environment says, or 10.
+      greedy: True to take the best action; False to explore as at the end of training.
+      seed: seed of the environment and of random actions; by default the seed of the run.
+      max_steps: number of steps after which an episode is cut.
+      fps: steps per second; by default the environment's own rate, or 10.
       console: shows the run; standard output by default.
 
     Raises:
@@ -95,16 +95,16 @@ def check_stop(stop: StopSignals) -> None:
 
 
 def film(stage: Stage, policy: Policy, path: Path, title: str) -> Watched:
-    """Writes a video of one episode, at most as long as those of `watch`.
+    """Writes a video of one episode of at most `MAX_STEPS` steps.
 
     Args:
       stage: a new environment; the caller closes it.
-      policy: plays, from its initial state.
+      policy: the policy that plays, in its initial state.
       path: the file to write.
-      title: what the video says above the step.
+      title: text shown above the number of the step.
 
     Raises:
-      ValueError: as `check_video`.
+      ValueError: the video cannot be written; see `check_video`.
     """
     found, frames = Watched([], [], 0), 0
     with open_screen(path, stage.fps) as show:

@@ -59,10 +59,10 @@ class ActorNode:
         """Makes the agent; `run` makes the environments.
 
         Args:
-          setup: of the program.
-          rank: of this actor.
-          replay: where to write; or a client of the node that holds it.
-          learner: a client of its learner, which publishes params and holds lock-step's barrier.
+          setup: the program's setup.
+          rank: rank of this actor.
+          replay: the replay to write to, or a client of the node that holds it.
+          learner: a client of the learner, which publishes params and has the lock-step barrier.
           service: a client of the inference service; None to infer here.
           coordinator: a client of the coordinator, which counts frames and logs episodes.
           stop: set by the launcher to end this node.
@@ -153,7 +153,7 @@ def may_act(program: CoordinatorClient, frames: int) -> bool:
 
 
 def env_config(experiment: Experiment) -> EnvConfig:
-    """The actors share the cores, unless the config sets the number of workers."""
+    """Returns the config of an actor's pool; actors share the cores, unless num_workers is set."""
     cfg, program = experiment.env, experiment.program
     share = max(1, (os.cpu_count() or 1) // program.num_actors)
     if program.launch == "ray":
@@ -162,7 +162,7 @@ def env_config(experiment: Experiment) -> EnvConfig:
 
 
 def env_seed(seed: int, rank: int, incarnation: int, role: str = "env") -> int:
-    """The first actor's environments are those of a single process with this seed."""
+    """Returns the seed of an actor's environments; actor 0 has the seed of a single process."""
     return role_seed(seed, f"{role}/{rank}" if rank else role, incarnation)
 
 
@@ -187,9 +187,9 @@ class LearningPart:
         """Makes the agent.
 
         Args:
-          setup: of the policy.
-          rank: of the actor.
-          replay: where to write; or a client of the node that holds it.
+          setup: the policy's setup.
+          rank: rank of the actor.
+          replay: the replay to write to, or a client of the node that holds it.
           learner: a client of the policy's learner.
           service: a client of the policy's inference service; None to infer here.
           program: a client of the coordinator.
@@ -200,7 +200,7 @@ class LearningPart:
         self._learner, self._service = learner, service
         self._agent = make_agent(setup.experiment, setup.spec)
         setup.register_records(self._agent)
-        self._round = -1  # of lock-step, as the learner counts
+        self._round = -1  # the learner's number of the current lock-step round
 
     def wait(self) -> None:
         """Waits for the learner and the inference service, and connects to the replay."""
@@ -226,11 +226,11 @@ class LearningPart:
 
     @property
     def has_learner(self) -> bool:
-        """Whether the learner is there, as far as the actor knows."""
+        """Whether the learner is running, as far as the actor knows."""
         return not isinstance(self._writer, RenewedWriter) or self._writer.has_learner
 
     def begin(self) -> WaitingReplay:
-        """Makes what chooses the actions; returns where to add the steps."""
+        """Makes the inferencer; returns the writer to which the actor adds its steps."""
         experiment, program = self._setup.experiment, self._program
         self.inferencer, has_newer, self._close = self._inferencer()
         ids, cfg = self._share.experiment.env_ids(self._rank_there), experiment.replay
@@ -331,13 +331,15 @@ class EnvGauges:
 
 
 class WaitingReplay:
-    """Adds to the program's replay; waits while it is full and the program runs.
+    """Adds to the program's replay; waits while the replay is full and the program runs.
 
-    It knows the environments' ids in the whole program, and measures how long it waits.
+    It translates the actor's environment ids to those of the whole program, and measures the time
+    it waits.
 
     Attributes:
       gate: in rounds, stops the actor once it has reported.
-      reports: in rounds and lock-step, where the barrier stops it, knows whether it has reported.
+      reports: in rounds with lock-step, tells when the actor has reported; the barrier then stops
+        it.
     """
 
     def __init__(
@@ -346,7 +348,7 @@ class WaitingReplay:
         self._writer, self._program, self._timeout = writer, program, timeout
         self._all = np.arange(env_ids.start, env_ids.stop, dtype=np.int32)
         self._waited = 0.0
-        self._versions: Array | None = None  # of the params that acted last
+        self._versions: Array | None = None  # versions of the params that acted last
         self.on_step: Callable[[int], None] | None = None  # called with this version
         self.gate: RoundGate | None = None
         self.reports: Reports | None = None
@@ -389,7 +391,7 @@ class WaitingReplay:
             self._reported |= self.reports.add(env_ids, transition)
 
     def has_reported(self) -> bool:
-        """Whether the actor has reported since the last call; outside of rounds, True."""
+        """Whether the actor has reported since the last call; True if `reports` is None."""
         reported, self._reported = self._reported, False
         return reported or self.reports is None
 

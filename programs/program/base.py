@@ -58,13 +58,13 @@ class Setup:
 
     experiment: Experiment
     directory: RunDir
-    spec: EnvSpec  # of one environment
+    spec: EnvSpec  # spec of one environment
     restored: Path | None = None  # the checkpoint from which the program starts
     listens: bool = False  # whether the command has callbacks, which read the coordinator's events
-    profiled: Updates | None = None  # that nodes measure
-    policy: str = ""  # of several; the experiment is then that of this policy alone
-    older_runtime: bool | None = None  # of XLA, in all nodes; None for what suits the experiment
-    rows: int = 0  # of one actor, of all policies that learn, with several
+    profiled: Updates | None = None  # the updates that nodes measure
+    policy: str = ""  # name of one of several policies; the experiment is then this policy's
+    older_runtime: bool | None = None  # XLA's older runtime in all nodes; None: see the experiment
+    rows: int = 0  # with several policies: rows of one actor that learning policies play
     # The policies that play earlier versions of this one.
     histories: Mapping[str, HistoryConfig] = dataclasses.field(default_factory=dict)
 
@@ -102,7 +102,7 @@ class Setup:
 
     @property
     def learner_restarts(self) -> bool:
-        """Whether a learner of several policies that is lost is started again."""
+        """Whether a lost learner is restarted; only with several policies."""
         several = bool(self.policy or self.experiment.policies)
         return several and self.experiment.program.on_learner_loss == "restart"
 
@@ -113,13 +113,13 @@ class Setup:
 
     @property
     def acting_seed(self) -> int:
-        """The seed of what acts: environments and actions of a resumed run are new ones."""
+        """The seed of environments and actions. A resumed run gets new ones."""
         seed = self.experiment.seed
         return role_seed(seed, f"after {self.restored.name}") if self.restored else seed
 
     def run_counts(self, state: ProgramState) -> RunCounts:
-        """Returns the mean progress of the policy's environments, as an answered state says."""
-        one = self.rows or self.experiment.env.num_envs  # of an actor, whose steps are frames
+        """Returns the mean steps and episodes per environment, from the coordinator's answer."""
+        one = self.rows or self.experiment.env.num_envs  # rows of one actor that count as frames
         envs = one * self.experiment.num_actors
         return RunCounts(state.env_frames // envs, state.episodes // envs)
 
@@ -144,12 +144,13 @@ class ProgramState(NamedTuple):
     phase: str = RUNNING
     env_frames: int = 0
     checkpoints: int = 0  # due since the program's start
-    evaluations: int = 0  # likewise
-    train_seconds: float = 0.0  # as the two that follow: see rlstack.programs.session.progress
+    evaluations: int = 0  # due since the program's start
+    # See rlstack.programs.session.progress for this field and the two that follow.
+    train_seconds: float = 0.0
     timed_frames: int = 0
     episodes: int = 0
-    granted: int = 0  # to an actor: frames of its incarnation after which it must report again
-    # Where learners may restart: the incarnation of each one that is there, by name.
+    granted: int = 0  # for an actor: frames since its (re)start at which it must report again
+    # If learners may restart: the incarnation of each learner that is running, by name.
     learners: Mapping[str, int] = MappingProxyType({})
 
 
@@ -166,7 +167,7 @@ class NodeStatus:
     gauges: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def lags(self, learner_steps: Mapping[str, int]) -> dict[str, float]:
-        """Returns by how many updates its params are behind, by the names of logs.
+        """Returns the number of updates by which the node's params are behind, by name of the log.
 
         Args:
           learner_steps: updates of each learner, by the name of its node.
@@ -185,9 +186,9 @@ class NodeStatus:
         """Returns the values that a display shows.
 
         Args:
-          learner_steps: as for `lags`.
-          frames_per_second: of this node, if it makes frames.
-          silence: seconds without a report of it.
+          learner_steps: updates of each learner; see `lags`.
+          frames_per_second: the rate of this node, if it makes frames.
+          silence: seconds since the node's last report.
         """
         shown: dict[str, float | str] = {
             "state": "silent" if silence > timing.SHOWN_AS_SILENT else "up",
@@ -212,14 +213,14 @@ class CoordinatorClient:
     Attributes:
       began: when the coordinator first answered; None before.
       gauges: returns the current values that a report sends; called for each report.
-      incarnation: how often this node has been restarted.
-      has_lasting_work: whether a restart would not lose all that this node has done.
+      incarnation: number of restarts of this node.
+      has_lasting_work: True if some of this node's work survives a restart.
     """
 
     def __init__(
         self, coordinator: RemoteObject, node: str, stop: threading.Event, prefix: str = ""
     ) -> None:
-        """Reports nothing yet.
+        """Makes the client; it sends its first report later.
 
         Args:
           coordinator: a client of the coordinator's node.
@@ -243,7 +244,7 @@ class CoordinatorClient:
         self._silent_seconds = 0.0  # since the last answer, as far as this process ran
         self._last_attempt = time.monotonic()
         self.began: float | None = None
-        self._dismissed = False  # by the learner
+        self._dismissed = False  # whether the learner told this node to end
         self._lost = False  # whether the coordinator is
         _thread.client = self
 
@@ -264,9 +265,9 @@ class CoordinatorClient:
 
     @contextlib.contextmanager
     def phase(self, text: str) -> Iterator[None]:
-        """Shows what this node does while the body runs, if that takes more than 2 seconds.
+        """Shows a text while the body runs, if that takes more than 2 seconds.
 
-        Of actors and inference services, only the first shows it, since all do the same.
+        In a group of numbered nodes only node 0 shows it, because all of them do the same.
         """
         timer = threading.Timer(timing.PHASE_SHOWN, self._show_phase, (f"{text} ...",))
         timer.daemon = True
@@ -334,10 +335,10 @@ class CoordinatorClient:
         self._dismissed = True
 
     def ran_seconds(self) -> float:
-        """Returns for how long this node has worked: since its first report.
+        """Returns the seconds since this node's first report.
 
-        It is 0 if a restart would lose all of it, because the same error then comes back however
-        late.
+        If a restart would lose all of the node's work, returns 0: the same error would come back,
+        however late it is.
         """
         if self.began is None or not self.has_lasting_work:
             return 0.0
@@ -347,7 +348,7 @@ class CoordinatorClient:
         """Checks that this node may end now.
 
         Raises:
-          NodeLostError: it ends because the coordinator did not answer.
+          NodeLostError: the node ends because the coordinator did not answer.
           EndedEarlyError: nobody has told it to end.
         """
         if self._lost:
@@ -392,7 +393,7 @@ class CoordinatorClient:
 
 
 def is_learner(node: str) -> bool:
-    """Whether the node of this name is a learner's."""
+    """Whether a node is a learner, by its name."""
     return node.split("/")[0] == LEARNER
 
 
@@ -407,13 +408,13 @@ def check_end() -> None:
 
 
 def ran_seconds() -> float:
-    """Returns for how long the node of this thread has worked, without the time of its start."""
+    """Returns the seconds that the node of this thread has worked, without its start."""
     client: CoordinatorClient | None = getattr(_thread, "client", None)
     return 0.0 if client is None else client.ran_seconds()
 
 
 def incarnation() -> int:
-    """Returns how often this node has been restarted."""
+    """Returns the number of restarts of this node."""
     return getattr(_thread, "incarnation", None) or int(os.environ.get(INCARNATION, "0"))
 
 

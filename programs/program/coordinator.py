@@ -59,12 +59,12 @@ class Coordinator:
         """Starts the program's clock.
 
         Args:
-          experiment: its budget and periods apply.
-          directory: where the result is written.
+          experiment: the experiment, which sets the budgets and periods.
+          directory: the run directory, to which the result is written.
           logger: receives the logs, by frames.
           start: the progress of the earlier commands, if this one resumes a run.
-          notes: lines for the display, to which others may add too.
-          listens: whether `events` are read.
+          notes: lines for the display; other objects may add lines as well.
+          listens: True if the command reads `events`.
         """
         self._experiment, self._directory = experiment, directory
         self._newest = NewestLogs()
@@ -107,13 +107,13 @@ class Coordinator:
         logs: Mapping[str, Any],
         batch: int,
     ) -> dict[str, Any]:
-        """Takes a node's report and returns the fields of the `ProgramState`.
+        """Processes a node's report, and returns the fields of the `ProgramState`.
 
         Args:
           node: the node's name, such as "actor/0".
-          incarnation: how often it has been restarted.
-          pid: the id of its process.
-          counts: totals since the incarnation began. ``env_frames``, ``learner_steps`` and the
+          incarnation: number of restarts of the node.
+          pid: the id of the node's process.
+          counts: totals since the node last started. ``env_frames``, ``learner_steps`` and the
             counters of pools (``env_...``) are counted; ``ended`` marks the node's last report.
           gauges: current values, logged as means over the nodes that report them.
           logs: values to average, each a list of numbers.
@@ -162,7 +162,7 @@ class Coordinator:
 
     @remote(idempotent=True)
     def alive(self, node: str) -> None:
-        """A busy node calls this as a sign of life."""
+        """Records a sign of life of a busy node."""
         with self._lock:
             self._silences.hear(node)
 
@@ -177,7 +177,7 @@ class Coordinator:
 
     @remote()
     def note(self, node: str, text: str) -> None:
-        """Takes a line for the display, such as the restart of an environment's worker."""
+        """Adds a line to the display, such as the restart of an environment's worker."""
         self._notes.add(f"{node}: {text}")
 
     @remote()
@@ -287,14 +287,14 @@ class Coordinator:
             return self._state.phase == OVER
 
     def check_learner(self, passed: float) -> None:
-        """Checks that each learner still reports, and counts for how long others have not.
+        """Checks that each learner still reports, and measures the silence of other nodes.
 
         Args:
-          passed: seconds since the last check. Long ones count little, because they mean that this
+          passed: seconds since the last check. Long times count little, because they mean that this
             process was stopped itself.
 
         Raises:
-          NodeLostError: it has been silent for too long.
+          NodeLostError: a learner has been silent for too long.
         """
         with self._lock:
             alive = [name for name, node in self._nodes.items() if not node.left]

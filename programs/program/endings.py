@@ -20,7 +20,12 @@ class NodeLostError(RuntimeError):
     """Another node has been silent for too long."""
 
     def __init__(self, node: str, message: str) -> None:
-        """Takes the name of the silent node."""
+        """Makes the error.
+
+        Args:
+          node: the name of the silent node.
+          message: the error message.
+        """
         super().__init__(message)
         self.node = node
 
@@ -68,7 +73,7 @@ def end_of(error: BaseException, ran_seconds: float = 0.0) -> End:
 
     Args:
       error: the error.
-      ran_seconds: for how long the node had worked.
+      ran_seconds: seconds that the node had worked, without its start.
     """
     # The message of a disk that refuses a file says all; the node's own log has the traceback.
     is_disk = isinstance(error, OSError) and error.errno in _FULL

@@ -24,7 +24,7 @@ class EvaluatorNode:
     """Plays whole episodes with the greedy policy, in environments of its own.
 
     Attributes:
-      niceness: of its process, which uses the processor time that other nodes leave free.
+      niceness: niceness of the node's process, which should use only idle processor time.
     """
 
     niceness = 10
@@ -39,7 +39,7 @@ class EvaluatorNode:
         """Makes the evaluator; environments are made for each evaluation.
 
         Args:
-          setup: of the program.
+          setup: the program's setup.
           learner: a client of the learner, which publishes params.
           coordinator: a client of the coordinator, which receives the results.
           stop: set by the launcher to end this node.
@@ -51,8 +51,8 @@ class EvaluatorNode:
         self._evaluate_params = self._make_evaluator()
         self._best = BestCheckpoint(setup.directory)
         self._videos = TrainingVideos(setup.experiment, setup.directory, self._program.note)
-        # The processor's time, because this node gets little of it while others are busy. Of this
-        # thread alone, if the other nodes are threads.
+        # Processor time, because this node gets little of it while others are busy. If the other
+        # nodes are threads, the time of this thread alone.
         in_threads = setup.experiment.program.launch == "threads"
         clock = time.thread_time if in_threads else time.process_time
         self._allowance = Allowance(_SHARE, clock=clock, starts_once=True)
@@ -101,7 +101,7 @@ class EvaluatorNode:
         )
 
     def _evaluate_briefly(self, params: Params) -> Evaluation | None:
-        """Evaluates if the allowance suffices; ends with the training, which does not wait."""
+        """Evaluates if the time budget allows it; stops when training ends, which does not wait."""
 
         def evaluation(progress: Shows) -> Evaluation:
             return self._evaluate_params(params, progress, brief=True)
@@ -112,6 +112,6 @@ class EvaluatorNode:
 
 
 def newest_params(learner: RemoteObject) -> Params:
-    """Returns the params that a learner publishes now."""
+    """Returns the newest params of a learner."""
     _, encoded = learner.get_params(-1)
     return codec.decode(encoded)

@@ -30,12 +30,13 @@ class Node:
 
     name: str  # GROUP, or GROUP/INDEX where a group has several nodes
     cls: type
-    # With a `Handle` for every node that this one calls; handles may also be the values of a dict.
+    # The constructor's arguments, with a `Handle` for every node that this one calls. Handles may
+    # also be the values of a dict.
     args: tuple[object, ...]
     kind: Literal["worker", "service", "server"]
     # True if the node holds nothing that the program needs, or can restore it.
     restartable: bool = False
-    client: Callable[[str], object] | None = None  # of a server: makes a client for an address
+    client: Callable[[str], object] | None = None  # for servers: makes a client for an address
 
     @property
     def group(self) -> str:
@@ -56,7 +57,7 @@ class Graph:
     """The nodes of one program, in the order in which they were added.
 
     Attributes:
-      name: of the topology.
+      name: the name of the topology.
       nodes: all nodes so far.
     """
 
@@ -80,10 +81,10 @@ class Graph:
         """Adds a node with a server of its own.
 
         Args:
-          name: of the node.
-          cls: the class; before the stop event, its constructor takes (port, IPv4 address) to
-            listen on.
-          *args: the constructor's arguments before these two.
+          name: the name of the node.
+          cls: the class. Its constructor takes the tuple (port, IPv4 address) to listen on, before
+            the stop event.
+          *args: the constructor's arguments before this tuple.
           client: makes a client from the address "host:port", in a node that has the handle.
         """
         self.nodes.append(Node(name, cls, args, "server", client=client))

@@ -42,27 +42,27 @@ class Heartbeat:
 
 
 class Silences:
-    """For how long nodes have been silent, as far as this process ran."""
+    """Measures how long nodes have been silent, counting only time in which this process ran."""
 
     def __init__(self) -> None:
         """Knows no node."""
         self._seconds: dict[str, float] = {}
 
     def hear(self, node: str) -> None:
-        """Takes a sign of life."""
+        """Records a sign of life of a node."""
         self._seconds[node] = 0.0
 
     def of(self, node: str) -> float:
-        """Returns for how long a node has been silent, in seconds; 0 if it is not counted."""
+        """Returns the seconds that a node has been silent; 0 for a node without a count."""
         return self._seconds.get(node, 0.0)
 
     def count(self, nodes: Iterable[str], passed: float) -> None:
-        """Counts the time since the last call for these nodes.
+        """Adds the time since the last call to the silence of some nodes.
 
         Args:
-          nodes: their names.
-          passed: seconds. Long ones count little, because they mean that this process was stopped
-            itself.
+          nodes: the names of the nodes.
+          passed: seconds since the last call. At most one report period counts: a longer time means
+            that this process was stopped itself.
         """
         for name in nodes:
             self._seconds[name] += min(passed, timing.REPORT_PERIOD)

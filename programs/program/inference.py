@@ -31,7 +31,7 @@ from rlstack.types import Params, TimeStep
 
 
 class _LaterParams:
-    """A source of params that is known after the inferencer was made."""
+    """A source of params whose `get_params` is set after the inferencer was made."""
 
     get_params: Callable[..., tuple[int, Params] | None]
 
@@ -40,8 +40,8 @@ def _first_sizes(cfg: ServiceConfig, env_ids: np.ndarray) -> list[int]:
     """Returns the sizes of the first batches, in their order.
 
     Args:
-      cfg: of the service.
-      env_ids: ``[actors, environments]``.
+      cfg: the config of the service.
+      env_ids: ``[actors, environments]``, the service's number of each environment.
     """
     one, of_all = env_ids.shape[1], env_ids.size
     if cfg.lock_step:
@@ -76,8 +76,8 @@ class InferenceNode:
         """Waits for the learner's first params.
 
         Args:
-          setup: of the program.
-          index: of this service.
+          setup: the program's setup.
+          index: index of this service.
           learner: a client of the learner, which publishes params.
           coordinator: a client of the coordinator.
           stop: set by the launcher to end this node.
@@ -92,7 +92,7 @@ class InferenceNode:
         program = experiment.program
         ranks = range(index, program.num_actors, program.num_inferencers)
         ids = np.concatenate([experiment.env_ids(rank) for rank in ranks])
-        # The numbers here of each actor's environments.
+        # The numbers of each actor's environments within this service.
         here = np.arange(len(ids), dtype=np.int32).reshape(len(ranks), -1)
         self._env_ids = dict(zip(ranks, here, strict=True))
         key = acting_key(setup.acting_seed, index, self._program.incarnation)
@@ -127,7 +127,7 @@ class InferenceNode:
         self._program.gauges = self._service.stats
 
     def _take_counts(self) -> None:
-        """Notes the progress of the run, with which actors that are restarted go on."""
+        """Stores the progress of the run, from which restarted actors continue their counts."""
         self._run_counts = self._setup.run_counts(self._program.answered())
 
     @remote(idempotent=True)
@@ -142,10 +142,10 @@ class InferenceNode:
         """Acts in some of an actor's environments; see `InferenceService.submit`.
 
         Args:
-          rank: of the actor.
-          incarnation: how often it has been restarted.
-          env_ids: int ``[B]``, as the actor numbers its environments; None for all in order.
-          timestep: ``[B, ...]``.
+          rank: rank of the actor.
+          incarnation: number of restarts of the actor.
+          env_ids: int ``[B]``, the actor's numbers of the environments; None for all in order.
+          timestep: ``[B, ...]``, the steps of these environments.
         """
         own = self._env_ids[rank]
         ids = own if env_ids is None else own[env_ids]

@@ -43,7 +43,7 @@ class LearnerNode:
     """A Learner that runs until the coordinator ends the program.
 
     Attributes:
-      name: of this node.
+      name: the name of this node.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class LearnerNode:
         """Makes the learner, with the state of the checkpoint if the program resumes from one.
 
         Args:
-          setup: of the program.
-          replay: the program's replay, to learn from; or a client of the node that holds it.
+          setup: the program's setup.
+          replay: the replay to learn from, or a client of the node that holds it.
           coordinator: a client of the coordinator, which says when to save and when to end.
           stop: set by the launcher to end this node.
-          name: of this node; by default that of the only learner, or of the policy's.
+          name: the name of this node; by default the name of the only learner, or of the policy's.
         """
         experiment = setup.experiment
         allocator.keep_freed_memory()
@@ -127,13 +127,13 @@ class LearnerNode:
 
     @remote(idempotent=True)
     def next_params(self, newer_than: int, seconds: float) -> tuple[int, bytes] | None:
-        """As `get_params`, but waits up to some seconds until there are newer ones."""
+        """Returns newer params like `get_params`, but waits up to `seconds` until there are any."""
         with self._updated:
             self._updated.wait_for(lambda: self._learner.version > newer_than, seconds)
         return self._publisher.get(newer_than)
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
-        """Takes the logs of an update, and tells waiting actors of it."""
+        """Passes on the logs of an update, and wakes actors that wait for it."""
         self._profile.observe(step)
         self._program.write(step, logs)
         self._first_update.close()
@@ -149,9 +149,9 @@ class LearnerNode:
     def arrive(
         self, rank: int, incarnation: int, env_frames: int, known_round: int
     ) -> tuple[str, int]:
-        """In lock-step: waits until all actors have arrived and the learner has learned.
+        """Waits, in lock-step, until all actors have arrived and the learner has learned.
 
-        Arguments and answer are those of `LockStepBarrier.arrive`.
+        See `LockStepBarrier.arrive` for the arguments and the result.
         """
         return self._barrier.arrive(rank, incarnation, env_frames, known_round, timing.BARRIER_CALL)
 
@@ -195,7 +195,7 @@ class LearnerNode:
 
     def _learn(self) -> None:
         def should_stop() -> bool:
-            """Is called between updates; also saves a checkpoint if one is due."""
+            """Returns whether to stop; called between updates. Saves a checkpoint if one is due."""
             state = self._poll()
             if state.phase == RUNNING:
                 self._save_if_due(state)
@@ -210,17 +210,17 @@ class LearnerNode:
             raise ReplayClosedError("LearnerNode: the replay was closed before training ended.")
 
     def _rest(self) -> None:
-        """Passes some time after the last update of the budget."""
+        """Waits a moment; called repeatedly after the last update of the budget."""
         time.sleep(timing.LEARNER_PHASE_POLL)
 
     def _between_rounds(self) -> None:
-        """Passes no time in lock-step while actors act or wait for another policy."""
+        """Called in lock-step while actors act or wait for another policy; does nothing here."""
 
     def _end_round(self, env_frames: int) -> None:
-        """Does nothing at the end of a round of lock-step, at these frames of the program."""
+        """Called at the end of a lock-step round with the program's frames; does nothing here."""
 
     def _discard(self) -> None:
-        """Does nothing with the steps of lock-step's last round; the program ends with it."""
+        """Called for the steps of the last lock-step round; does nothing, as the program ends."""
 
     def _has_learned_enough(self) -> bool:
         updates = self._setup.experiment.updates
@@ -297,7 +297,7 @@ class LearnerNode:
             self._source.clean()
 
     def _tree(self) -> tuple[PyTree, Mapping[str, Any]]:
-        """Returns what a checkpoint has of the learner and the replay, and its metadata."""
+        """Returns the checkpoint's tree for the learner and the replay, and the metadata."""
         keeps = self._setup.experiment.checkpoint_replay
         # First the replay: a checkpoint of the learner must not refer to one that is not there.
         replay = self._source.save() if keeps else SavedReplay()

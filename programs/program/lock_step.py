@@ -21,17 +21,17 @@ class LockStepBarrier:
         """Starts the first round.
 
         Args:
-          num_actors: of the program.
+          num_actors: number of the program's actors.
           min_actors: number of actors that the learner waits for; None for all.
-          grace_seconds: how long it then waits for the others. An actor that arrives later joins
-            the next round at once.
+          grace_seconds: seconds that the learner then waits for the other actors. An actor that
+            arrives later joins the next round at once.
         """
         self._num_actors, self._grace = num_actors, grace_seconds
         self._min_actors = min_actors or num_actors
         self._since: float | None = None  # time at which min_actors had arrived
         self._changed = threading.Condition()
         self._arrived: set[int] = set()  # ranks, in this round
-        self._frames: dict[tuple[int, int], int] = {}  # of each incarnation of each actor
+        self._frames: dict[tuple[int, int], int] = {}  # (rank, incarnation) -> frames made
         self._round = 0
         self._go_on = True
         self._closed = False
@@ -39,15 +39,15 @@ class LockStepBarrier:
     def arrive(
         self, rank: int, incarnation: int, env_frames: int, known_round: int, timeout: float
     ) -> tuple[str, int]:
-        """Waits, for an actor, until the learner ends the round.
+        """Reports that an actor has made its steps; waits until the learner ends the round.
 
         Args:
           rank: the actor's rank.
-          incarnation: how often the actor has been restarted.
+          incarnation: number of restarts of the actor.
           env_frames: frames that this incarnation has made.
           known_round: the round that the actor's last call returned; -1 at its first call, which
             joins the current round.
-          timeout: in seconds.
+          timeout: maximum time to wait, in seconds.
 
         Returns:
           What to do, and the round to pass to the next call. ACT: make the next steps. STOP: the

@@ -29,11 +29,11 @@ def pull_params(setup: Setup, learner: RemoteObject) -> tuple[ParamsSource, Call
 
     Asynchronous programs pull in the background. In lock-step every request goes to the learner,
     which is idle while actors act, so actors use the params that a single process would use. In
-    rounds actors wait for newer params, so each pull in the background waits for them too. On a
-    cluster, the nodes of one host share what one of them pulls.
+    rounds actors wait for newer params, so each pull in the background waits for these. On a
+    cluster, one node per host pulls, and the other nodes of the host read its copy.
 
     Args:
-      setup: of the program, or of the policy.
+      setup: the program's setup, or the policy's.
       learner: a client of the learner's node.
     """
     cfg = setup.experiment.program
@@ -84,10 +84,12 @@ class HostParams:
         """Opens the file of this host, or creates it.
 
         Args:
-          name: of the learner's params and of this host, without "/".
-          get: asks the learner for (version, params) newer than a version; None for nothing newer.
-          folder: where the file is, in a folder that only this user can read.
-          patience: seconds after which a process does not wait for another one, but asks itself.
+          name: identifies the learner's params and this host; without "/".
+          get: asks the learner for (version, params) newer than a version; returns None if there
+            are none.
+          folder: parent folder of the file's own folder, which only this user can read.
+          patience: seconds that a process waits for another process to pull before it asks the
+            learner itself.
 
         Raises:
           OSError: the folder cannot be made, or belongs to somebody else.

@@ -31,7 +31,7 @@ class ReverbNode:
         """Starts the server, with the contents that belong to the learner's checkpoint if any.
 
         Args:
-          setup: of the program.
+          setup: the program's setup.
           coordinator: a client of the coordinator, which says when the program is over.
           listen: the port and the IPv4 address to listen on.
           stop: set by the launcher to end this node.
@@ -71,7 +71,7 @@ class TableNode(ReplayService):
         """Makes the table, with the contents that belong to the learner's checkpoint if any.
 
         Args:
-          setup: of the program, or of the share of one of several learner processes.
+          setup: the program's setup, or the one of a learner process's share if there are several.
           coordinator: a client of the coordinator, which says when the program is over.
           stop: set by the launcher to end this node.
         """

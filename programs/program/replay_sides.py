@@ -62,7 +62,7 @@ class LearnerReplay(NamedTuple):
     template: Callable[[], PyTree]  # returns the structure of `SavedReplay.tree`; saves nothing
     load: Callable[[PyTree], None]  # restores the replay from `SavedReplay.tree`
     clean: Callable[[], None]  # removes saved contents to which no checkpoint refers any more
-    name: str = ""  # of its shared memory; actors open it by this name
+    name: str = ""  # name of the replay's shared memory, by which actors open it
 
 
 class ProgramReplay(Protocol):
@@ -72,10 +72,10 @@ class ProgramReplay(Protocol):
         """Opens the learner's side."""
 
     def writer(self, rank: int, find_memory: Callable[[], str]) -> ReplayWriter:
-        """Opens the side of the actor of this rank.
+        """Opens the writer of an actor.
 
         Args:
-          rank: of the actor.
+          rank: rank of the actor.
           find_memory: asks the learner for `LearnerReplay.name`; called only if the replay has one.
         """
 
@@ -122,13 +122,13 @@ class _OnServer(Generic[Access]):
     def __init__(
         self, experiment: Experiment, spec: Transition, saved: SavedReplays, server: Access
     ) -> None:
-        """Does not connect yet.
+        """Stores the arguments; the connection is opened later.
 
         Args:
-          experiment: the experiment, with its replay.
-          spec: of one environment's step.
+          experiment: the experiment, which configures the replay.
+          spec: the spec of one environment's step.
           saved: the checkpoints of the server.
-          server: its address, or a client of it that serves this replay only.
+          server: the server's address, or a client that is used for this replay only.
         """
         self._experiment, self._spec = experiment, spec
         self._saved, self._server = saved, server

@@ -72,11 +72,11 @@ class SavedReplays:
 
         Args:
           path: the learner's checkpoint.
-          service: "reverb" or "table", which loads the replay's.
+          service: the service that loads the replay's checkpoint, "reverb" or "table".
 
         Raises:
-          ValueError: it is of the other service, or there is none. A replay that starts empty would
-            not be the one of the run.
+          ValueError: the replay's checkpoint is of the other service, or missing. An empty replay
+            would not be the replay of the run.
         """
         if path is None:
             return None

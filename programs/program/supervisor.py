@@ -51,17 +51,17 @@ _OWN_SIGNAL = "its supervisor got a signal (SIGTERM or SIGINT) that the program 
 class End(NamedTuple):
     """How a node ended."""
 
-    ordered: bool = False  # by the coordinator or the learner
+    ordered: bool = False  # whether the coordinator or the learner told the node to end
     reason: str = ""  # why it failed; empty if it did not
     traceback: str = ""
     node: str = ""  # the node to blame; empty for this one
     secondary: bool = False  # whether the failure of another node may be the cause
-    passing: bool = False  # whether the same may succeed at the next try, as when a host is away
-    ran_seconds: float = 0.0  # since the node began its work, without the time of its start
-    kind: str = ""  # of errors that are one error whatever the reason says; empty for others
+    passing: bool = False  # whether a retry may succeed, for example after a host was away
+    ran_seconds: float = 0.0  # duration of the node's work, without its start
+    kind: str = ""  # for errors that count as the same error whatever the reason; else empty
 
 
-STOPPED = End(reason=_SIGNALLED, passing=True)  # of a node whose process received a signal
+STOPPED = End(reason=_SIGNALLED, passing=True)  # the end of a process that received a signal
 
 
 def tell(end: End) -> None:
@@ -97,7 +97,7 @@ class RestartPolicy:
 
     Attributes:
       failures: number of failures so far.
-      allows_any: whether there may be restarts at all.
+      allows_any: False if restarts are disabled.
     """
 
     def __init__(
@@ -111,11 +111,11 @@ class RestartPolicy:
         """Starts without failures.
 
         Args:
-          max_restarts: in a row; one more failure is final.
+          max_restarts: maximum number of restarts in a row; the next failure is final.
           first_pause: seconds before the first restart; the pause doubles each time.
-          longest_pause: the limit of that, in seconds.
+          longest_pause: maximum pause in seconds.
           forgotten_after: seconds of running after which earlier failures no longer count.
-          at_once: seconds of work within which the same error is taken to be permanent.
+          at_once: an error that recurs within these seconds of work is taken to be permanent.
         """
         self.failures = 0
         self.allows_any = max_restarts > 0
@@ -153,8 +153,8 @@ def die_with_parent(signal_number: int, parent: int) -> None:
     """Asks the kernel (Linux only) to signal this process when its parent ends.
 
     Args:
-      signal_number: of the signal.
-      parent: its process id. It may have ended before this call; the signal then comes now.
+      signal_number: number of the signal.
+      parent: process id of the parent. If the parent has already ended, the signal is sent at once.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal_number))
@@ -163,15 +163,15 @@ def die_with_parent(signal_number: int, parent: int) -> None:
 
 
 def record_failure(path: str, *, node: str, end: End, **fields: object) -> None:
-    """Adds one line to the record; lines of several processes do not mix.
+    """Adds one line to the record of failures; lines of several processes do not mix.
 
-    It raises nothing, because whoever records a failure has more to do: it says on standard error
-    what could not be recorded.
+    This function never raises, so that its caller can go on. A failure that cannot be recorded is
+    printed to standard error.
 
     Args:
-      path: of the record.
+      path: path of the record.
       node: the name of the node that failed.
-      end: how it failed.
+      end: the description of the failure.
       **fields: more fields of the line.
     """
     line = {"time": time.time(), "node": end.node or node, "reason": end.reason, **fields}
@@ -235,19 +235,19 @@ def describe(exit_code: int) -> str:
 
 
 class _Supervisor:
-    """Keeps one node running."""
+    """Runs one node's process, and restarts it after failures."""
 
     def __init__(
         self, record: str, name: str, grace: float, silence: float, restarts: RestartPolicy
     ) -> None:
-        """Blocks signals: they are waited for, not handled, so that their senders are known.
+        """Blocks signals. The supervisor waits for signals instead, which tells who sent them.
 
         Args:
           record: the file of failures.
-          name: of the node.
+          name: the name of the node.
           grace: seconds from a signal until the child is killed.
-          silence: seconds without a sign of life until it is; 0 for never.
-          restarts: whether a child that failed is started again.
+          silence: seconds without a sign of life until the child is killed; 0 for never.
+          restarts: decides whether a failed child is restarted.
         """
         self._record, self._name, self._restarts = record, name, restarts
         self._grace, self._silence = grace, silence
@@ -372,10 +372,10 @@ def supervise(
 
     Args:
       record: the file of failures.
-      name: of the node.
+      name: the name of the node.
       grace: seconds from a signal until the child is killed.
-      silence: seconds without a sign of life until it is; 0 for never.
-      restarts: whether a child that failed is started again.
+      silence: seconds without a sign of life until the child is killed; 0 for never.
+      restarts: decides whether a failed child is restarted.
       start: starts a child.
     """
     with contextlib.suppress(ImportError):  # it also runs without the site's packages

@@ -93,13 +93,13 @@ _CPU_GROUPS = ("coordinator", "actor", "evaluator", "replay")
 def environment(group: str, experiment: Experiment | None = None) -> dict[str, str]:
     """Returns the environment variables of the processes of a group of nodes.
 
-    On a machine with an accelerator, the learner and the inference services use it, and actors too
-    if the config names devices for them. JAX takes most of the memory of all devices that a process
-    sees, so only a learner that shares none may do so.
+    On a machine with an accelerator, the learner and the inference services use it; actors use it
+    if the config names devices for them. By default JAX reserves most of the memory of all devices
+    that a process sees. Only a learner that shares no device keeps this default.
 
     Args:
-      group: of nodes.
-      experiment: that runs; None where a process sees only the devices that are its own.
+      group: name of the group of nodes.
+      experiment: the program's experiment; None if each process sees only its own devices.
     """
     acting = () if experiment is None else experiment.inferencer.devices
     names_devices = experiment is not None and bool(acting or experiment.service.devices)

@@ -38,40 +38,49 @@ class Pace:
     """Chooses the number of iterations of each call, so that calls take a given time.
 
     Attributes:
-      iterations: of the next call.
+      iterations: number of iterations in the next call.
     """
 
     def __init__(self, call_seconds: float) -> None:
-        """Begins with one iteration."""
+        """Starts with one iteration for the first call.
+
+        Args:
+          call_seconds: the wanted duration of a call, in seconds.
+        """
         self.iterations, self._wanted = 1, call_seconds
 
     def adapt(self, iterations: int, seconds: float) -> None:
-        """Chooses by what a call took, without its compilation."""
+        """Chooses the next number of iterations from the duration of a call.
+
+        Args:
+          iterations: number of iterations of the call.
+          seconds: duration of the call, without compilation.
+        """
         rate = iterations / max(seconds, 1e-6)
         self.iterations = max(1, min(math.ceil(rate * self._wanted), _GROWTH * self.iterations))
 
 
 class CompiledRun(abc.ABC):
-    """A run that a compiled loop trains; a subclass says where the state of the loop is.
+    """A run that a compiled loop trains; subclasses define where the loop's state is stored.
 
     Attributes:
-      experiment: what runs.
+      experiment: the run's experiment.
       starting_seconds: see `rlstack.programs.run.single_process.SingleProcess`.
     """
 
     starting_seconds = 0.0
 
     def __init__(self, experiment: Experiment, env: BatchedEnv) -> None:
-        """Has not restarted its environments yet."""
+        """Starts with no restarts of the environments."""
         self.experiment, self._env = experiment, env
         self._restarts = 0
         self._no_choice = None if without_choice(env.spec) is None else 0
-        self._seconds = 0.0  # of the last call
+        self._seconds = 0.0  # duration of the last call
 
     @property
     @abc.abstractmethod
     def state(self) -> LoopState:
-        """The state of its loop; its arrays may be donated by the next call."""
+        """The state of the run's loop. The next call may donate its arrays."""
 
     @state.setter
     @abc.abstractmethod
@@ -79,7 +88,7 @@ class CompiledRun(abc.ABC):
 
     @abc.abstractmethod
     def restart_environments(self) -> None:
-        """Starts new episodes, with the env keys of now."""
+        """Starts new episodes in all environments, with the current `env_keys`."""
 
     @property
     @abc.abstractmethod
@@ -92,12 +101,12 @@ class CompiledRun(abc.ABC):
 
     @abc.abstractmethod
     def accept(self, learning: Any, report: Report, seconds: float) -> None:
-        """Takes the result of a call.
+        """Records the result of a call.
 
         Args:
-          learning: after the call.
-          report: of this run in the call.
-          seconds: that the call took.
+          learning: the params and learner state after the call.
+          report: this run's part of the call's report.
+          seconds: duration of the call.
 
         Raises:
           NonFiniteError: an update gave NaN or infinity; params and learner state are as before.
@@ -106,7 +115,7 @@ class CompiledRun(abc.ABC):
 
     @abc.abstractmethod
     def log(self, periodic: PeriodicActions, report: Report) -> None:
-        """Passes on means of a call, once for each of the values that they stand for."""
+        """Logs the means over a call; see `log_call`."""
 
     @abc.abstractmethod
     def stats(self) -> dict[str, object]:
@@ -123,7 +132,7 @@ class CompiledRun(abc.ABC):
         """Counts masks; restarts environments with NaN, infinity or integers out of their space.
 
         Raises:
-          EnvError: one of them did.
+          EnvError: an environment gave such a value.
         """
         self._count_masks(np.asarray(report.tally.no_choice))
         if not report.tally.bad.any():
@@ -149,7 +158,7 @@ class CompiledRun(abc.ABC):
 
 
 class Calls(CompiledRun):
-    """Calls a compiled loop, and does on the host what is due between two calls."""
+    """Calls a compiled loop, and evaluates, saves and logs on the host between two calls."""
 
     def compile(
         self, loop: Any, begin: Callable[[Any], LoopState], keys: Any, phase: Phase
@@ -159,7 +168,7 @@ class Calls(CompiledRun):
         Args:
           loop: a `rlstack.fused.loop.CompiledLoop`.
           begin: returns the state at the start; pure.
-          keys: its argument.
+          keys: the argument of `begin`.
           phase: called with a text about what may take long, and entered while it lasts.
         """
         self._loop, self._phase = loop, phase
@@ -192,7 +201,7 @@ class Calls(CompiledRun):
         self._state = self._loop.placed(state)
 
     def restart_environments(self) -> None:
-        """Starts new episodes, with the env keys of now."""
+        """Starts new episodes in all environments, with the current `env_keys`."""
         self.state = jax.jit(self._loop.restart)(self._state, self.env_keys)
 
     def train(self, periodic: PeriodicActions, stop: Callable[[], bool]) -> None:
@@ -234,13 +243,14 @@ def log_call(
     prefixes: Sequence[str],
     learned: tuple[Updates, int, Sequence[str], str] | None,
 ) -> None:
-    """Passes on means of a call, once for each of the values that they stand for.
+    """Logs the means over a call. Each mean is repeated once per episode or update it stands for.
 
     Args:
-      periodic: takes them.
-      tally: of one agent.
-      prefixes: of the names of its episodes' logs, once for each.
-      learned: its updates, their number, the names of their logs and the prefix of these.
+      periodic: receives the logs.
+      tally: episode statistics of one agent.
+      prefixes: prefixes for the names of the episode logs; the logs are written once for each.
+      learned: the agent's updates, their number, the names of their logs and the prefix of these
+        names; None for an agent that does not learn.
     """
     episodes = int(tally.episodes)
     if episodes:

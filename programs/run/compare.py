@@ -35,7 +35,7 @@ class Comparison(NamedTuple):
     """What differs between two runs."""
 
     config: list[Row]  # the fields of the configs that differ, by their names as options
-    results: list[Row]  # of ``result.json``; all that either run has
+    results: list[Row]  # entries of ``result.json`` that at least one of the runs has
 
 
 def compare(left: str | os.PathLike[str], right: str | os.PathLike[str]) -> Comparison:
@@ -44,7 +44,7 @@ def compare(left: str | os.PathLike[str], right: str | os.PathLike[str]) -> Comp
     Defaults of fields that an older config does not have are filled in first.
 
     Raises:
-      ValueError: one of them is not a run.
+      ValueError: a directory does not hold a run.
     """
     directories = RunDir.open(left), RunDir.open(right)
     configs = [options_of(read_config(directory, several=True)) for directory in directories]

@@ -44,8 +44,8 @@ def evaluate(
       against: runs, or checkpoints of runs, that play the other places of a game of several agents;
         by default those of the run's own evaluation. The run's config says whether they are greedy.
       params: "last" for the newest params, "best" for those with the best return in an evaluation.
-      by_index: whether episode i is the same for all params, see `EvaluatorConfig`; by default as
-        the run says.
+      by_index: True to start episode i in the same way for all params, see `EvaluatorConfig`; by
+        default the setting of the run.
 
     Raises:
       ValueError: there is no run or no checkpoint, or opponents do not fit.
@@ -70,7 +70,7 @@ def evaluate(
 def _evaluate_several(experiment: Experiment, path: Path, newest: Path) -> Evaluation:
     """Evaluates the policies of a checkpoint, each in games with the others.
 
-    Earlier versions are those of the newest checkpoint: that of the best evaluation has none.
+    Earlier versions are read from the newest checkpoint: the best evaluation's one has none.
     """
     from rlstack.programs.build.policies.evaluation import SetEvaluator
     from rlstack.programs.build.policies.members import divide
@@ -104,18 +104,18 @@ def matrix(
     Args:
       run_dir: the directory of a run with a checkpoint.
       vary: the values of each option, by its name.
-      episodes: as for `evaluate`, in each combination.
-      seed: likewise.
-      against: likewise.
-      params: likewise.
-      by_index: likewise.
+      episodes: number of episodes per combination; see `evaluate`.
+      seed: see `evaluate`.
+      against: see `evaluate`.
+      params: see `evaluate`.
+      by_index: see `evaluate`.
 
     Yields:
       Each combination and its evaluation, the last option varying fastest.
 
     Raises:
-      ValueError: as for `evaluate`; or an option does not exist, or changes the observations or
-        actions. All combinations are checked before the first evaluation.
+      ValueError: the errors of `evaluate`; or an option does not exist, or changes the observations
+        or actions. All combinations are checked before the first evaluation.
     """
     directory = RunDir.open(run_dir)
     base = _judged(read_config(directory), episodes, seed, against, by_index)

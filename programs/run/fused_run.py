@@ -56,11 +56,11 @@ class Keys(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """A compiled loop of one agent, and what it is made of."""
+    """A compiled loop of one agent, and its components."""
 
     agent: Agent
     loop: FusedLoop
-    step_spec: Transition  # of one step, as a replay stores it
+    step_spec: Transition  # shapes and dtypes of one step, as a replay stores it
 
 
 def make_parts(experiment: Experiment, env: BatchedEnv) -> Parts:
@@ -84,7 +84,7 @@ def make_parts(experiment: Experiment, env: BatchedEnv) -> Parts:
 
 
 def make_learning_agent(experiment: Experiment, spec: EnvSpec) -> tuple[Agent, Transition]:
-    """Makes an agent for a loop; returns it, and the spec of one step as a replay stores it.
+    """Returns an agent for a compiled loop, and the spec of one step as a replay stores it.
 
     Raises:
       ValueError: the agent does not fit the environment.
@@ -112,7 +112,7 @@ def untrained(agent: Agent, rng_key: PRNGKey) -> Learning:
 
 
 class Learned:
-    """What a run has learned.
+    """The params and learner state of a run, copied from the compiled loop after each call.
 
     Attributes:
       params: the newest params.
@@ -121,25 +121,25 @@ class Learned:
     """
 
     def __init__(self) -> None:
-        """Has nothing yet."""
+        """Starts empty, with version 0; `take` sets the params."""
         self.params: Params = None
         self.learner_state: LearnerState = None
         self.version = 0
 
     def take(self, learning: Learning) -> None:
-        """Takes the newest; the arrays before it may have been donated."""
-        # Of several devices, the copy of the first: readers of the params need one.
+        """Stores the newest state; the arrays of the previous one may have been donated."""
+        # Readers of the params need one copy: with several devices, the one on the first device.
         learning = jax.tree.map(lambda x: x.addressable_data(0), learning)
         self.params, self.learner_state = learning.params, learning.learner_state
         self.version = int(learning.version)
 
     @property
     def learning(self) -> Learning:
-        """The same, as the state of a loop has it."""
+        """The same content as a `Learning`, the form that the compiled loop uses."""
         return Learning(self.params, self.learner_state, jnp.asarray(self.version, jnp.int32))
 
     def save(self) -> PyTree:
-        """Returns what `rlstack.learning.learner.Learner.save` does."""
+        """Returns the state in the format of `rlstack.learning.learner.Learner.save`."""
         return {
             "params": self.params,
             "learner_state": self.learner_state,
@@ -165,9 +165,9 @@ def failed_update(learned: Learned, updates: Updates, names: Sequence[str]) -> N
     """Returns the error of an update that was dropped.
 
     Args:
-      learned: what was learned before it.
-      updates: with what it learned from.
-      names: of its logs.
+      learned: params and learner state before the update.
+      updates: the updates of the call, with the batch and the logs of the one that failed.
+      names: names of the update's logs.
     """
     logs = dict(zip(names, updates.failed_logs, strict=True))
     before = learned.params, learned.learner_state
@@ -175,10 +175,10 @@ def failed_update(learned: Learned, updates: Updates, names: Sequence[str]) -> N
 
 
 class FusedRun(CompiledRun):
-    """One run of one policy.
+    """One run of one policy, trained by a compiled loop.
 
     Attributes:
-      learner: what it has learned.
+      learner: the newest params and learner state.
       env_frames: environment steps so far, of this run and of those that it resumes.
     """
 
@@ -189,12 +189,12 @@ class FusedRun(CompiledRun):
         evaluator: Evaluator,
         log_names: Callable[[], Sequence[str]],
     ) -> None:
-        """Counts from 0.
+        """Starts all counters at 0.
 
         Args:
-          experiment: what runs.
-          parts: of its loop.
-          evaluator: for its agent.
+          experiment: the run's experiment.
+          parts: the compiled loop and its components.
+          evaluator: evaluates the agent.
           log_names: returns the names of the agent's logs, once the loop has been traced.
         """
         super().__init__(experiment, parts.loop.env)
@@ -228,7 +228,7 @@ class FusedRun(CompiledRun):
         announce_replay(self.experiment, self.step_spec, stream, runs)
 
     def accept(self, learning: Learning, report: Report, seconds: float) -> None:
-        """Takes the result of a call; see `CompiledRun.accept`."""
+        """Records the result of a call; see `CompiledRun.accept`."""
         before = self.learner.version
         self.learner.take(learning)
         self.env_frames += int(report.tally.frames)
@@ -238,7 +238,7 @@ class FusedRun(CompiledRun):
         self.check_envs(report)
 
     def log(self, periodic: PeriodicActions, report: Report) -> None:
-        """Passes on means of a call, once for each of the values that they stand for."""
+        """Logs the means over a call; see `log_call`."""
         learned = report.updates, self._learned, self._log_names(), "learner/"
         log_call(periodic, report.tally, ("actor/",), learned)
 
@@ -290,7 +290,10 @@ class FusedRun(CompiledRun):
         self.learner.take(self.state.learning)
 
     def _keeps(self, state: LoopState) -> bool:
-        """Whether checkpoints have the replay: always the step that the next unroll begins with."""
+        """Whether checkpoints contain the replay.
+
+        A state that is no ring is always saved: it holds the step that begins the next unroll.
+        """
         return self.experiment.checkpoint_replay or not isinstance(state.replay, RingState)
 
 

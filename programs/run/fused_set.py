@@ -44,7 +44,7 @@ from rlstack.types import Params, PRNGKey, PyTree, Transition
 
 
 class _Keys(NamedTuple):
-    """What a run begins with."""
+    """The random keys that a run begins with."""
 
     learner: dict[str, PRNGKey]
     env: PRNGKey  # [B, ...]
@@ -53,22 +53,22 @@ class _Keys(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """A compiled loop of several policies, and what it is made of."""
+    """A compiled loop of several policies, and its components; the dicts are by policy name."""
 
     loop: SetLoop | Alone
-    agents: dict[str, Agent]  # of the policies that learn
-    step_specs: dict[str, Transition]  # of one step of each of them
-    given: dict[str, PyTree]  # the params of those that do not, and are no versions
-    histories: dict[str, tuple[str, int]]  # of those that are: of which policy, and how many
+    agents: dict[str, Agent]  # agents of the learning policies
+    step_specs: dict[str, Transition]  # spec of one step of each learning policy
+    given: dict[str, PyTree]  # params of the other policies, except those that play versions
+    histories: dict[str, tuple[str, int]]  # versions: the policy they are of, and their number
 
 
 class FusedSet(PolicySet, Calls):
     """The policies of an experiment in one compiled loop, and the calls of it.
 
     Attributes:
-      division: who plays which seats.
-      learner: what the policies have learned.
-      frames: steps of each policy so far, of this run and of those that it resumes.
+      division: which policy plays which seats.
+      learner: the newest params and learner states of the policies.
+      frames: environment steps of each policy so far, in this run and those that it resumes.
     """
 
     def __init__(self, experiment: Experiment, phase: Phase = contextlib.nullcontext) -> None:
@@ -136,7 +136,7 @@ class FusedSet(PolicySet, Calls):
         return due
 
     def accept(self, learning: Any, report: Report, seconds: float) -> None:
-        """Takes the result of a call; see `CompiledRun.accept`."""
+        """Records the result of a call; see `CompiledRun.accept`."""
         before = {name: learned.version for name, learned in self._learned.items()}
         self._take(learning)
         self._new = {n: self._learned[n].version - version for n, version in before.items()}
@@ -164,11 +164,12 @@ class FusedSet(PolicySet, Calls):
         return self._state.acting.agent[name]
 
     def _give(self, name: str, slot: int | None = None) -> None:
-        """Gives the loop the versions of a policy, and their results.
+        """Passes the saved versions of a policy, and their results, to the compiled loop.
 
         Args:
-          name: of the policy that plays them.
-          slot: of a new version; the results of games that its predecessor plays do not count.
+          name: the policy that plays the versions.
+          slot: the slot of a new version, if any. Games that the slot's previous version is still
+            playing do not count.
         """
         versions, acting = self._versions[name], self._state.acting
         # Copies, because the host writes to its own arrays, and the loop donates those that it has.
@@ -188,7 +189,7 @@ class FusedSet(PolicySet, Calls):
         self._state = self._state._replace(acting=acting)
 
     def log(self, periodic: PeriodicActions, report: Report) -> None:
-        """Passes on means of a call, once for each of the values that they stand for."""
+        """Logs the means over a call; see `log_call`."""
         updates: Any = report.updates
         for i, name in enumerate(self.frames):
             tally = report.tally.numbers(operator.itemgetter(i))
@@ -264,7 +265,7 @@ class FusedSet(PolicySet, Calls):
             self._give(name)
 
     def _keeps(self, state: LoopState, name: str) -> bool:
-        """Whether checkpoints have the replay of a policy: always the unroll in progress."""
+        """Whether checkpoints contain a policy's replay; an unroll in progress is always saved."""
         return self.experiment.checkpoint_replay or not isinstance(state.replay[name], RingState)
 
 

@@ -67,7 +67,7 @@ def run_program(
                 print(f"{own.policy} ", end="", file=display.stream)
             announce_replay(own.experiment, own.step, display.stream)
         reserve_record(str(directory.failures))
-        before = read_result(directory)  # of the run until now, if this command resumes one
+        before = read_result(directory)  # the earlier commands' result, if this one resumes a run
         try:
             received = launch(setup, display)
         finally:
@@ -85,9 +85,9 @@ _Launch = Callable[[Setup, ProgressDisplay], int]
 
 @contextlib.contextmanager
 def _started(experiment: Experiment, directory: RunDir) -> Iterator[_Launch]:
-    """Chooses what carries the calls between nodes, and starts the launcher's process if any.
+    """Chooses the transport between nodes, and starts the launcher's process if there is one.
 
-    It imports what nodes need, which takes as long as all that this process does meanwhile.
+    The launcher imports the nodes' packages, which takes as long as this process's own work.
 
     Yields:
       A function that runs the nodes until all have ended. It returns SIGINT or SIGTERM if received,
@@ -119,17 +119,17 @@ def _started(experiment: Experiment, directory: RunDir) -> Iterator[_Launch]:
 
 
 def transport_name(program: ProgramConfig) -> str:
-    """Returns what carries the calls between nodes."""
+    """Returns the name of the transport for the calls between nodes."""
     if program.transport != "auto":
         return program.transport
     return "direct" if program.launch == "threads" else transports.default()
 
 
 def check_packages(experiment: Experiment) -> None:
-    """Checks that what launches the nodes, and what connects them, is installed.
+    """Checks that the packages of the launcher, the transport and the replay are installed.
 
     Raises:
-      ValueError: it is not; the message says what else to choose.
+      ValueError: a package is missing; the message names an alternative.
     """
     launch = experiment.program.launch
     if experiment.program.interface and launch != "ray":  # which may have hosts with other ones
@@ -208,7 +208,7 @@ def _log_of(setup: Setup, name: str) -> Path:
         if node.name == name:
             return logs / node.group / str(index)
     group = logs / name.split("/")[0]
-    return group / "0" if group.is_dir() else logs / name  # of a node with several learners
+    return group / "0" if group.is_dir() else logs / name  # a node that runs several learners
 
 
 def _end_of(log: Path) -> str:

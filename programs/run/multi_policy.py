@@ -1,4 +1,4 @@
-"""One process that acts with several policies in one pool, and learns those that learn."""
+"""One process that acts with several policies in one pool, and trains those that learn."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PolicySet(abc.ABC):
 
     division: Division
     learner: Learners
-    _versions: Mapping[str, Versions]  # of the policies that play earlier versions
+    _versions: Mapping[str, Versions]  # by policy name, for those that play earlier versions
     _evaluator: SetEvaluator
 
     @abc.abstractmethod
@@ -119,10 +119,10 @@ class Learner(Protocol):
 
 
 class Learners:
-    """Learners by the name of their policies, with the attributes of a `Learner` that runs read.
+    """The learners by policy name, with the attributes of a `Learner` that runs read.
 
-    What a `Learner` saves under a name, this saves as a dict of all policies. So the params of a
-    policy are at ``["learner"]["params"][policy]`` of a checkpoint.
+    For each entry that a `Learner` saves, this saves a dict from policy name to that entry. So the
+    params of a policy are at ``["learner"]["params"][policy]`` of a checkpoint.
     """
 
     def __init__(self, learners: Mapping[str, Learner]) -> None:

@@ -84,8 +84,8 @@ def plan(experiment: Experiment, run_dir: str | os.PathLike[str] | None = None) 
     One environment is made and closed. Nothing is trained or written.
 
     Args:
-      experiment: what would run.
-      run_dir: the directory that it would get; by default a new one under ``runs/``.
+      experiment: the experiment to check.
+      run_dir: the run's directory; by default a new one under ``runs/``.
 
     Raises:
       ValueError: the config contradicts itself, the environment or this machine, or the directory

@@ -1,6 +1,6 @@
-"""What a run in this process leaves behind: logs, evaluations, checkpoints, the result.
+"""Writes the logs, evaluations, checkpoints and result of a run in this process.
 
-`Run` and `Loop` say what a run must have for this.
+`Run` and `Loop` are the interfaces that a run must implement for this.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from rlstack.storage import checkpoint
 from rlstack.storage.loggers import Fanout
 from rlstack.types import Params, PyTree
 
-_SHARE = 0.02  # the largest share of the time for automatic evaluations: training waits for them
-_SHOWN = 2.0  # seconds until such an evaluation is shown
+_SHARE = 0.02  # maximum share of the time for automatic evaluations, which pause training
+_SHOWN = 2.0  # seconds until the display mentions a running automatic evaluation
 
 
 class Learning(Protocol):
-    """What a run has learned."""
+    """The learner of a run, or the learners of several policies."""
 
     @property
     def version(self) -> int:
@@ -43,15 +43,15 @@ class Learning(Protocol):
 
     @property
     def params(self) -> Params:
-        """The newest params; with several policies a dict of those of each."""
+        """The newest params; with several policies a dict from policy name to params."""
 
 
 class Run(Protocol):
     """A run in this process, as `RunSession` sees it.
 
     Attributes:
-      experiment: what runs.
-      starting_seconds: that the processes of environments took to start; 0 if there are none.
+      experiment: the run's experiment.
+      starting_seconds: seconds spent starting environment worker processes; 0 if there are none.
     """
 
     experiment: Experiment
@@ -59,7 +59,7 @@ class Run(Protocol):
 
     @property
     def learner(self) -> Learning:
-        """What the run has learned."""
+        """The learner, or the learners of several policies."""
 
     @property
     def env_frames(self) -> int:
@@ -72,8 +72,8 @@ class Run(Protocol):
         """Evaluates the current params with the greedy policy, in separate environments.
 
         Args:
-          progress: called after each step with the number of episodes that ended, and of all.
-          brief: whether each environment plays one episode only.
+          progress: called after each step with the number of finished episodes and of all episodes.
+          brief: True to play only one episode in each environment.
         """
 
     def save(self) -> PyTree:
@@ -84,7 +84,7 @@ class Loop(Run, Protocol):
     """A run that trains by itself; see `rlstack.programs.run.train`."""
 
     def announce(self, stream: TextIO) -> None:
-        """Prints what the run needs or learns from.
+        """Prints the memory that the replay needs, or the dataset that the run learns from.
 
         Raises:
           ValueError: there is not enough memory.
@@ -100,14 +100,14 @@ class Loop(Run, Protocol):
         """Restores a state that `save` returned."""
 
     def close(self) -> None:
-        """Ends what the run has started, such as processes of environments."""
+        """Stops what the run has started, such as environment worker processes."""
 
 
 class RunSession:
-    """What a run leaves behind while its loop trains: logs, evaluations, checkpoints, the result.
+    """Logs, evaluates and saves a run while its loop trains, and makes its result.
 
     Attributes:
-      periodic: writes, evaluates and saves what is due.
+      periodic: writes logs, evaluates and saves checkpoints when they are due.
     """
 
     def __init__(
@@ -120,16 +120,17 @@ class RunSession:
         display: ProgressDisplay,
         allowance: Allowance | None = None,
     ) -> None:
-        """Counts seconds from when the display began.
+        """Creates the session. Its clock starts when the display began.
 
         Args:
-          experiment: what runs.
-          directory: of the run, to write to.
-          loop: what trains.
-          logger: the sink of the logs.
-          start: where the run continues.
+          experiment: the run's experiment.
+          directory: the run's directory, claimed by this command.
+          loop: the loop that trains.
+          logger: receives the logs.
+          start: the progress at which the run continues.
           display: shows evaluations and messages.
-          allowance: for automatic evaluations, if runs share one.
+          allowance: time budget for automatic evaluations, if several runs share one; by default
+            the run gets its own.
         """
         self._directory, self._loop, self._display = directory, loop, display
         self._listener = display.listener
@@ -167,7 +168,7 @@ class RunSession:
         self.periodic.save(self._loop.env_frames)
 
     def result(self) -> Result:
-        """Evaluates, unless these params were evaluated when it was due; call it after `end`."""
+        """Returns the result; evaluates the last params first if needed. Call `end` before it."""
         loop = self._loop
         if loop.env_frames not in self._evaluated:
             self._evaluate(loop.env_frames)
@@ -179,11 +180,11 @@ class RunSession:
 
     @contextlib.contextmanager
     def kept_on_failure(self) -> Iterator[None]:
-        """Saves the inputs of an update that gave NaN, and the run after every other failure.
+        """Saves the inputs of an update that gave NaN; after other failures, saves the run.
 
         Raises:
           NonFiniteError, EnvError, EnvCrash, ExitError: the failure; its message says how to go on.
-          Exception: any other failure, as it is; a line that is shown says how to go on.
+          Exception: any other failure, unchanged; the display shows how to go on.
         """
         with failed_update.saved_on_failure(self._directory, self._loop.learner):
             try:
@@ -203,20 +204,21 @@ class RunSession:
                 raise
 
     def _save_if_possible(self) -> None:
-        """Saves after a failure that may be of the run itself, such as a full disk."""
-        with self._saving, contextlib.suppress(Exception):  # the failure counts, which is raised
+        """Tries to save the run; saving may fail for the same reason as the run: a full disk."""
+        with self._saving, contextlib.suppress(Exception):  # the caller raises the first failure
             self.end()
             if checkpoint.latest(self._directory.checkpoints) is not None:
                 self._display.write_line(self._how_to_go_on().strip())
 
     def end_now(self, reason: str) -> None:
-        """Saves while the main thread hangs in code of others, and ends the process.
+        """Saves the run while the main thread hangs in foreign code, and ends the process.
 
         Args:
-          reason: names what hangs.
+          reason: the error message, which names what hangs.
         """
-        self._saving.acquire()  # and keeps it: if the main thread comes back, it must not save too
-        with contextlib.suppress(Exception):  # the reason counts
+        # Never released: if the main thread comes back, it must not save as well.
+        self._saving.acquire()
+        with contextlib.suppress(Exception):  # a failure to save must not hide the reason
             self.end()
             if checkpoint.latest(self._directory.checkpoints) is not None:
                 reason = f"{reason}{self._how_to_go_on()}"
@@ -254,7 +256,7 @@ class RunSession:
         self._evaluated = {frames: found}
 
     def _evaluate_briefly(self, frames: int) -> None:
-        """Evaluates if the allowance suffices; the result of the run is not from here."""
+        """Evaluates if the time budget allows it. The run's final result never uses this one."""
         began = time.monotonic()
 
         def show(ended: int, total: int) -> bool:
@@ -281,6 +283,6 @@ class RunSession:
 
 
 def allowance_of(loop: Run) -> Allowance:
-    """Returns the time that evaluations of a run in this process may take."""
+    """Returns the time budget for automatic evaluations of a run in this process."""
     in_jax = loop.experiment.env.type == "jax"
     return Allowance(_SHARE, expected=loop.starting_seconds, starts_once=in_jax)

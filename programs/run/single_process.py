@@ -35,7 +35,7 @@ class SingleProcess:
     """The parts of an experiment in one process, and the loop that drives them.
 
     Attributes:
-      starting_seconds: that the processes of environments took to start; 0 if there are none.
+      starting_seconds: seconds spent starting environment worker processes; 0 if there are none.
     """
 
     def __init__(

@@ -63,9 +63,8 @@ def run(
     Args:
       experiment: what to run.
       run_dir: an empty or new directory; by default a new one under ``runs/``.
-      callbacks: objects with methods of `rlstack.programs.session.callbacks.Callback`, which are
-        called
-        here.
+      callbacks: objects with methods of `rlstack.programs.session.callbacks.Callback`; this process
+        calls them.
       loggers: further loggers, in addition to those of the experiment.
       profile: updates to measure, such as ``20..30``; see
         `rlstack.programs.session.profiling.profile`.
@@ -79,7 +78,8 @@ def run(
       rlstack.learning.learner.NonFiniteError: an update gave NaN; its inputs are saved in the run
         directory.
       rlstack.programs.session.signals.Interrupted: SIGINT or SIGTERM was received; a checkpoint is
-      saved. rlstack.programs.run.launch.ProgramError: a node of a program failed for good.
+        saved.
+      rlstack.programs.run.launch.ProgramError: a node of a program failed for good.
     """
     experiment = dataclasses.replace(experiment, loggers=(*experiment.loggers, *loggers))
     for callback in callbacks:
@@ -90,17 +90,17 @@ def run(
 
 
 class Opened(NamedTuple):
-    """A run that this process may train."""
+    """A run whose directory this process has claimed."""
 
     experiment: Experiment
-    directory: RunDir  # with the right to write to it
+    directory: RunDir  # claimed by this process
     start_from: Path | None = None  # the checkpoint to resume from; None for a new run
-    result: Result | None = None  # of a run that has nothing left to train
+    result: Result | None = None  # the final result, if the run has nothing left to train
 
 
 @no_exits()
 def checked(experiment: Experiment) -> Experiment:
-    """Returns an experiment with absolute paths, after the checks that need no directory of a run.
+    """Checks an experiment as far as possible without a run directory; makes its paths absolute.
 
     Raises:
       ValueError: the config contradicts itself, the environment or this machine.
@@ -166,15 +166,15 @@ def resume(
 ) -> Result:
     """Continues a run from its newest undamaged checkpoint.
 
-    A run that has spent a budget is left as it is. So is one that a stop rule ended, unless it gets
-    a new budget; it then ends when a rule says so at a later evaluation.
+    A run that has spent a budget stays as it is. A run that a stop rule ended also stays as it is,
+    unless it gets a new budget; it then ends when a rule says so at a later evaluation.
 
     Args:
       run_dir: the directory of a run that was interrupted or has finished.
       frames: a new budget, counted from the start of the first run; unchanged by default.
-      updates: likewise.
-      hours: likewise.
-      callbacks: as for `run`.
+      updates: a new budget of updates, counted in the same way; unchanged by default.
+      hours: a new budget of training hours, counted in the same way; unchanged by default.
+      callbacks: objects that are told what happens; see `run`.
       stream: receives the progress display; standard error by default.
 
     Raises:
@@ -206,9 +206,9 @@ def earlier_run(
     """Claims the directory of a run that was interrupted or has finished.
 
     Args:
-      run_dir: the directory.
-      budgets: new ones, by name.
-      may_restart: whether a run without a checkpoint starts again; otherwise it is an error.
+      run_dir: the run's directory.
+      budgets: new budgets, by the name of the config field.
+      may_restart: True to start a run without a checkpoint from the beginning; False to raise.
 
     Raises:
       ValueError: see `resume`.
@@ -231,8 +231,8 @@ def earlier_run(
 def rerun(dump_dir: str | Path) -> Logs:
     """Repeats an update that gave NaN, without jit, and returns its logs.
 
-    With ``JAX_DEBUG_NANS=True`` in the environment it stops at the operation that gives the first
-    NaN.
+    With ``JAX_DEBUG_NANS=True`` in the environment, JAX raises an error at the operation that gives
+    the first NaN.
 
     Raises:
       ValueError: the directory holds no such update.

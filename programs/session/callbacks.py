@@ -1,8 +1,8 @@
-"""Callbacks: objects of the user's own that are told what happens in a run.
+"""Callbacks: the user's objects whose methods are called at the events of a run.
 
-They are called in the process that calls `rlstack.programs.run.train.run`, in every topology; so
-they are the user's own objects, and need not be pickled. In a topology of several nodes the
-coordinator collects what happens, and the calls come up to a second later.
+In every topology they are called in the process that calls `rlstack.programs.run.train.run`, so
+they need not be picklable. In a topology of several nodes the coordinator collects the events, and
+the calls are made up to a second later.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _METHODS = {
 
 
 class Callbacks:
-    """Passes what happens on to callbacks.
+    """Passes the events of a run on to callbacks.
 
     Attributes:
       reason: why training must end; empty until a callback says so.
@@ -65,8 +65,8 @@ class Callbacks:
 
         Args:
           callbacks: objects with some of the methods of `Callback`.
-          tell: shows the user a line. A callback that raises an exception is told once for each
-            method, and the run goes on.
+          tell: shows the user a line. If a callback raises an exception, the user is told once for
+            each method, and the run continues.
 
         Raises:
           WrongKindError: an object has none of the methods, or one whose name is misspelt.
@@ -106,7 +106,7 @@ def check_callback(callback: Any) -> None:
     """Checks that an object is a callback.
 
     Raises:
-      WrongKindError: it has none of the methods, or one whose name is misspelt.
+      WrongKindError: the object has none of the methods, or one whose name is misspelt.
     """
     known = list(_METHODS.values())
     own = [name for name in dir(callback) if name.startswith("on_")]
@@ -124,7 +124,7 @@ def check_callback(callback: Any) -> None:
 
 
 class Events(NamedTuple):
-    """Where a run's events go, and where the run is."""
+    """The receiver of a run's events, and the run's current position."""
 
     # Takes the kind of an event ("update", "episode", "evaluation" or "checkpoint"), the update or
     # the frames, and its content: what the method of `Callback` receives.
@@ -164,7 +164,7 @@ class EventLog:
         self._events.append([self._number, kind, int(number), content])
 
     def after(self, number: int) -> list[list[Any]]:
-        """Returns the events after this one, and forgets the others: they have been read."""
+        """Returns the events after the given one, and forgets the others: they have been read."""
         while self._events and self._events[0][0] <= number:
             self._events.popleft()
         return list(self._events)

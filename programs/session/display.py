@@ -30,7 +30,7 @@ _NOT_TAKEN = (OSError, ValueError)  # what a stream raises; the second one after
 
 
 class _Lasting:
-    """A stream that loses text instead of failing; all else is that of the stream in it."""
+    """A wrapper that loses text instead of failing; other attributes are the wrapped stream's."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -51,13 +51,13 @@ class _Lasting:
 
 
 def lasting(stream: TextIO | None = None) -> TextIO:
-    """Returns a stream that cannot end a run, for all that a run says of itself.
+    """Returns a wrapper of a text stream whose failures cannot end a run.
 
-    Its reader may go away (`| head`), its disk may be full, and its terminal may be closed. Text is
-    then lost, until the stream takes text again.
+    The reader may go away (`| head`), the disk may be full, and the terminal may be closed. Text is
+    then lost until the stream accepts text again.
 
     Args:
-      stream: where the text goes; standard error by default.
+      stream: the stream to wrap; standard error by default.
     """
     return cast(TextIO, _Lasting(sys.stderr if stream is None else stream))
 
@@ -90,11 +90,11 @@ class ProgressDisplay:
           stream: receives the display; standard error by default.
           start_frames: frames of the earlier runs, if this run resumes one.
           line_period: seconds between two plain lines.
-          shows_progress: False if only `write_line` and `phase` must show anything.
+          shows_progress: False to show only the texts of `write_line` and `phase`.
           clock: returns the time in seconds, from any starting point.
 
         Raises:
-          ValueError: if `total_frames` is below 1.
+          ValueError: `total_frames` is below 1.
         """
         if total_frames < 1:
             raise ValueError(
@@ -120,7 +120,7 @@ class ProgressDisplay:
 
     @property
     def began(self) -> float:
-        """The time, by the clock, since which it shows what has elapsed."""
+        """The clock's time at which the displayed elapsed time starts."""
         return self._began
 
     @property
@@ -135,7 +135,7 @@ class ProgressDisplay:
         self.close()
 
     def write(self, step: int, logs: Mapping[str, object]) -> None:
-        """Takes new logs, and shows them when the period has passed.
+        """Stores new logs; updates the display if the period has passed since the last update.
 
         Raises:
           TypeError: a log is not a single number.
@@ -151,7 +151,7 @@ class ProgressDisplay:
         self._show_if_due(now)
 
     def write_activity(self, text: str) -> None:
-        """Shows what the program does other than training, such as "evaluating"; "" for nothing."""
+        """Shows an activity other than training, such as "evaluating"; "" ends the activity."""
         started = bool(text) and not self._activity
         if text != self._activity and self._terminal:
             self._pending = True  # the display stays on the screen, so it must show the end too
@@ -177,10 +177,10 @@ class ProgressDisplay:
             timer.join()
 
     def write_nodes(self, nodes: Mapping[str, NodeState]) -> None:
-        """Takes the state of each node of a program: node name -> column name -> value.
+        """Sets the state of each node of a program: node name -> column name -> value.
 
-        If nodes have frames/s, the program's are their sum: a display has its own clock and window,
-        and would show a rate to which theirs do not add up.
+        If the nodes report frames/s, the display shows their sum as the program's rate. A rate from
+        the display's own clock and window would differ from that sum.
         """
         self._nodes = nodes
 

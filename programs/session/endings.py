@@ -23,8 +23,8 @@ from rlstack.storage import jsonl
 RETURN = "evaluator/episode_return"
 BUDGETS = ("frames", "updates", "hours")
 
-_AS_GOOD_AS_0 = 1e-3  # of the largest learning rate
-_NEAR_THE_END = 0.95  # of the budget: a schedule may end a little before the run does
+_AS_GOOD_AS_0 = 1e-3  # fraction of the largest learning rate that counts as 0
+_NEAR_THE_END = 0.95  # fraction of the budget after which a schedule may end without a warning
 
 StopRule = Callable[[int, Mapping[str, Any]], bool | str]
 
@@ -35,10 +35,10 @@ def spent_budget(experiment: Experiment, frames: int, updates: int, seconds: flo
     """Returns the name of the budget that is spent, or an empty string.
 
     Args:
-      experiment: its budgets.
+      experiment: the experiment, which holds the budgets.
       frames: environment steps of the run so far.
-      updates: updates of the learner.
-      seconds: of training.
+      updates: updates of the learner so far.
+      seconds: training time so far, in seconds.
     """
     if frames >= experiment.frames:
         return "frames"
@@ -53,10 +53,10 @@ def expected_frames(experiment: Experiment, frames: int, updates: int, seconds: 
     """Returns the frames at which the first budget will be spent, at the pace so far.
 
     Args:
-      experiment: its budgets.
+      experiment: the experiment, which holds the budgets.
       frames: environment steps of the run so far.
-      updates: updates of the learner.
-      seconds: of training.
+      updates: updates of the learner so far.
+      seconds: training time so far, in seconds.
     """
     spent = [frames / experiment.frames]
     spent += [updates / experiment.updates] if experiment.updates else []
@@ -68,10 +68,10 @@ def is_complete(experiment: Experiment, result: Result, *, same_budget: bool) ->
     """Whether a run with this result has nothing left to train.
 
     Args:
-      experiment: with its budgets of now.
-      result: of the run until now.
-      same_budget: whether the budgets are those with which the run ended. A run that a stop rule
-        ended goes on if it gets others.
+      experiment: the experiment with its current budgets.
+      result: the result of the run so far.
+      same_budget: True if the budgets are unchanged since the run ended. With changed budgets, a
+        run that a stop rule ended can continue.
     """
     if spent_budget(experiment, result.env_frames, result.learner_steps, result.wall_seconds):
         return True
@@ -82,8 +82,8 @@ def make_rules(cfg: StopConfig) -> dict[str, StopRule]:
     """Returns the stop rules by their names.
 
     Raises:
-      ValueError: the user's own cannot be imported.
-      WrongKindError: it is not such a function.
+      ValueError: a user's stop rule cannot be imported.
+      WrongKindError: a user's stop rule is not a function with the arguments of `StopRule`.
     """
     rules: dict[str, StopRule] = {}
     if cfg.return_reached is not None:
@@ -118,12 +118,15 @@ class StopRules:
         self.reason = ""
 
     def see(self, step: int, logs: Mapping[str, Any]) -> None:
-        """Shows the rules a line of logs."""
+        """Feeds the stopping rules one line of logs."""
         for name, reason in self._answers(step, logs):
             self.reason = self.reason or (f"{name}: {reason}" if reason else name)
 
     def replay(self, metrics: Path) -> None:
-        """Shows the rules the lines of an earlier command, which do not end this one."""
+        """Feeds the stopping rules the metrics logged before a resume.
+
+        They update the rules' state but cannot stop this command.
+        """
         if self._rules and metrics.exists():
             for line in jsonl.read_logs(metrics):
                 self._answers(int(line[jsonl.FRAMES]), line)
@@ -176,20 +179,21 @@ class _NoProgress:
 class _Falling(NamedTuple):
     """A learning rate that falls to 0."""
 
-    option: str  # of its optimizer, such as agent.optimizer
+    option: str  # the config field of the optimizer, such as agent.optimizer
     cfg: OptimizerConfig
-    updates: str  # the log that counts the updates of its learner
+    updates: str  # the log that counts the learner's updates
 
 
 class _Seen:
-    """What the lines of logs say of one learning rate."""
+    """Totals of one learning rate over the lines of logs."""
 
     def __init__(self) -> None:
-        self.sum = 0.0  # of the learning rates of all updates
-        self._first = self._last = 0, 0  # frames and updates, of the lines that have it
+        self.sum = 0.0  # sum of the learning rates of all updates
+        # Frames and updates at the first and the last log line with this learning rate.
+        self._first = self._last = 0, 0
 
     def add(self, frames: int, updates: int, mean: float) -> None:
-        """Takes a line with the mean over the updates since the line before."""
+        """Adds a log line, whose `mean` covers the updates since the previous line."""
         self.sum += mean * (updates - self._last[1])
         self._first = self._first if any(self._first) else self._last
         self._last = frames, updates
@@ -202,10 +206,10 @@ class _Seen:
 
 
 class LearningRates:
-    """A logger that tells of learning rates that fall to 0 well before the budget is spent.
+    """A logger that warns of learning rates that fall to 0 well before the budget is spent.
 
-    A schedule counts steps of the optimizer, so that a resumed run has the same one. It does not
-    follow ``--frames``, and a run that is longer than its schedule learns nothing after it.
+    A schedule counts optimizer steps, so that a resumed run continues the same schedule. It does
+    not follow ``--frames``: a run that is longer than its schedule learns nothing after its end.
     """
 
     def __init__(
@@ -220,11 +224,11 @@ class LearningRates:
         """Reads the logs of the earlier commands, if this one resumes a run.
 
         Args:
-          experiment: its budgets and optimizers.
-          tell: shows the user a line, which is told once for each optimizer.
+          experiment: the experiment, which holds the budgets and optimizers.
+          tell: shows the user a line; called at most once per optimizer.
           start_frames: frames of the earlier commands.
-          start_seconds: of training in the earlier commands.
-          earlier: the file of metrics of the earlier commands.
+          start_seconds: training time of the earlier commands, in seconds.
+          earlier: the metrics file of the earlier commands.
         """
         self._experiment, self._tell = experiment, tell
         self._falling = _falling(experiment)
@@ -240,7 +244,7 @@ class LearningRates:
                 self._find_0(int(line[jsonl.FRAMES]), line)
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
-        """Takes a line of logs."""
+        """Checks a line of logs, and warns if a learning rate is 0 long before the run's end."""
         for name in self._find_0(step, logs):
             option, cfg, _ = self._falling[name]
             seconds = time.monotonic() - self._began
@@ -305,12 +309,12 @@ def _falls_to_0(cfg: OptimizerConfig) -> bool:
 def _steps_needed(cfg: OptimizerConfig, seen: _Seen, total: int) -> int:
     """Returns the anneal_steps with which the learning rate falls to 0 at the end of the run.
 
-    The learning rates of all steps have a known sum, and those of all updates the one that was
-    seen. So the steps in an update are known, however far apart the lines of logs are.
+    The schedule gives the sum of the learning rate over all optimizer steps; the logs give its sum
+    over all updates. Their ratio is the number of steps per update, even if log lines are rare.
 
     Args:
-      cfg: of the optimizer, whose learning rate has fallen to 0.
-      seen: its lines of logs, from the start of the run.
+      cfg: the optimizer whose learning rate has fallen to 0.
+      seen: totals of the optimizer's log lines since the start of the run.
       total: the frames of the run.
     """
     of_all_steps = cfg.learning_rate * (cfg.anneal_steps + 1) / 2  # linear and cosine alike
@@ -330,16 +334,16 @@ def _warning(
     *,
     known: bool,
 ) -> str:
-    """Returns what the user is told.
+    """Returns the warning that a learning rate fell to 0 too early.
 
     Args:
-      name: of the log.
-      option: of the optimizer.
-      cfg: of the optimizer.
-      end: the frames at which its learning rate had fallen to 0.
+      name: the name of the log.
+      option: the config field of the optimizer.
+      cfg: the config of the optimizer.
+      end: the frames at which the learning rate had fallen to 0.
       total: the frames of the run.
-      needed: the anneal_steps that the run needs; 0 if they are not known.
-      known: whether ``end`` is when it fell, and not only when it was seen.
+      needed: the anneal_steps that the run needs; 0 if unknown.
+      known: True if the rate fell to 0 at ``end``; False if it may have been 0 before.
     """
     # Of three digits, because lines of logs are apart, and so that seeds of one program agree.
     when = (

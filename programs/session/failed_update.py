@@ -16,7 +16,7 @@ _FILE = "update.pkl"
 
 
 class Counting(Protocol):
-    """What makes updates."""
+    """An object that counts updates, such as a learner."""
 
     @property
     def version(self) -> int:
@@ -28,9 +28,9 @@ def saved_on_failure(directory: RunDir, learner: Counting, policy: str = "") -> 
     """Saves the inputs of an update that gives NaN, and names the command that repeats it.
 
     Args:
-      directory: of the run.
-      learner: what makes the updates.
-      policy: whose updates they are, in a node of one of several policies.
+      directory: the run's directory.
+      learner: the learner that makes the updates; only its version is read.
+      policy: name of the learner's policy, if the run has several; "" otherwise.
 
     Raises:
       NonFiniteError: the update gave NaN or infinity; the message ends with the command.
@@ -54,7 +54,8 @@ def check(dump_dir: Path) -> None:
     """Checks that a directory holds the inputs of an update.
 
     Raises:
-      ValueError: it does not; the message names those that do, if it is the directory of a run.
+      ValueError: the directory holds no such inputs. If it is a run directory, the message names
+        the directories in it that hold some.
     """
     if not (dump_dir / _FILE).is_file():
         there = sorted(str(path.parent) for path in dump_dir.glob(f"*/{_FILE}"))

@@ -23,7 +23,7 @@ class FrameBudget:
     """The grants of one program. At its end each actor is at most one unroll over the budget."""
 
     def __init__(self, frames: int, unroll: int) -> None:
-        """Grants nothing yet.
+        """Starts without grants.
 
         Args:
           frames: the budget of the program.
@@ -39,10 +39,10 @@ class FrameBudget:
         report soon, and then get smaller grants.
 
         Args:
-          actor: its name.
-          made: frames that this incarnation of it has made.
+          actor: name of the actor.
+          made: frames that the actor has made since its process last started.
           total: frames that the program has made.
-          now: seconds of a monotonic clock.
+          now: the time of a monotonic clock, in seconds.
         """
         last = self._grants.get(actor)
         since = made - last.made if last is not None and made >= last.made else made

@@ -1,4 +1,4 @@
-"""The order in which Python looks for modules, the stack's package first, and how they are kept.
+"""The module search path, with the stack's package first; excludes modules from garbage collection.
 
 `python -m` puts the current directory first. A file `rlstack.py` there, or a folder of that name,
 would take the place of the stack's package.
@@ -17,7 +17,7 @@ _ROOT = os.path.abspath(os.path.join(__file__, *[os.pardir] * 4))
 
 
 def arranged(path: Sequence[str]) -> list[str]:
-    """Returns a module path on which no directory of the user's hides the stack's package.
+    """Returns a module search path on which no directory of the user hides the stack's package.
 
     The current directory comes last, and so do directories that have a module with the package's
     name. All others stay in their order.
@@ -59,10 +59,11 @@ def code_of(module: str) -> str:
 
 @contextlib.contextmanager
 def imported_for_good() -> Iterator[None]:
-    """Imports in the body, at the start of a process, are never looked through for garbage.
+    """Excludes objects that the body's imports create from garbage collection.
 
-    JAX and what uses it are 250,000 objects. The garbage collector would go through them again and
-    again: during the imports, while functions are traced, and at the end of the process.
+    Use it at the start of a process. JAX and the packages that use it create 250,000 objects, which
+    the garbage collector would otherwise scan again and again: during the imports, while functions
+    are traced, and at the end of the process.
     """
     gc.disable()
     try:

@@ -15,10 +15,10 @@ class Notes:
     """The newest lines, numbered from 1; the oldest are forgotten. Any thread may add one."""
 
     def __init__(self, *, logged: bool = False) -> None:
-        """Has no lines yet.
+        """Starts without lines.
 
         Args:
-          logged: whether the output of this process gets the lines too, where they stay.
+          logged: True to write the lines to the output of this process as well.
         """
         self._logged = logged
         self._lock = threading.Lock()

@@ -11,7 +11,7 @@ _SPARE = 4  # a library may give up before the last descriptor is taken
 
 
 def advice(text: str) -> str:
-    """Returns which limit an error's text is about and the way out, or "" for another error.
+    """Returns the limit that an error's text is about and how to raise it; "" for other errors.
 
     Args:
       text: the error, with its traceback if there is one. Libraries in C++ pass on the system's

@@ -1,4 +1,4 @@
-"""Which run a checkpoint is of: what it records of the run, and what is compared with it later."""
+"""Which run a checkpoint belongs to: the record in its metadata, and later checks against it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from rlstack.programs.session.run_dir import RunDir, option_values
 from rlstack.storage import checkpoint, files
 
-_ENTRY = "run"  # of a checkpoint's metadata; checkpoints of earlier versions have none
+_ENTRY = "run"  # key in a checkpoint's metadata; checkpoints of earlier versions lack it
 _BUDGETS = ("frames", "updates", "hours")  # a resumed run may have others
 _SHOWN = 6  # changed options in a message
 
@@ -36,11 +36,11 @@ def record(directory: RunDir) -> dict[str, Any]:
 
 
 def check(directory: RunDir, path: Path) -> None:
-    """Checks that a checkpoint in the directory of a run is one of that run.
+    """Checks that a checkpoint in the directory of a run belongs to that run.
 
     Raises:
-      CheckpointError: it has another seed than the config of the run, or it is of another run than
-        the other checkpoints there.
+      CheckpointError: the checkpoint has another seed than the run's config, or belongs to another
+        run than the other checkpoints there.
     """
     told, seed = _told(path), _options(directory).get("seed")
     if told.get("seed") not in (None, seed):
@@ -60,10 +60,11 @@ def check(directory: RunDir, path: Path) -> None:
 
 @contextlib.contextmanager
 def compared(directory: RunDir, path: Path) -> Iterator[None]:
-    """Adds to the error of a checkpoint that does not fit which options have changed since.
+    """Explains the error of a checkpoint that does not fit by the options changed since then.
 
     Raises:
-      CheckpointError: what the body raises, with the file, the options and what to do.
+      CheckpointError: the body raised a ValueError and options have changed. The message names the
+        file and the options, and says what to do.
     """
     try:
         yield

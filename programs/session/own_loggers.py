@@ -24,8 +24,8 @@ TRACKERS = {
 _FIELD = "Experiment: loggers"
 _WANTED = "(run_dir) -> Logger of rlstack.storage.loggers"
 _MAX_WAITING = 10_000  # lines that a logger may be behind
-_CLOSE_SECONDS = 10.0  # for a logger to write what it is behind, and to close
-_TRACKER_SECONDS = 60.0  # likewise for a tracker, which may start late and upload
+_CLOSE_SECONDS = 10.0  # for a logger to write its waiting lines, and to close
+_TRACKER_SECONDS = 60.0  # the same limit for a tracker, which may start late and must upload
 
 
 def is_own(logger: Hook) -> bool:
@@ -37,9 +37,9 @@ def check_loggers(loggers: Sequence[Hook]) -> None:
     """Checks the loggers of a config.
 
     Raises:
-      ValueError: there is no logger of that name, or it cannot be imported, or its package is
+      ValueError: there is no logger of that name, the logger cannot be imported, or its package is
         missing.
-      WrongKindError: it is not a function of the run directory.
+      WrongKindError: a user's logger is not a function of the run directory.
     """
     known = dict.fromkeys((*READY, *TRACKERS))
     for logger in loggers:
@@ -65,15 +65,15 @@ def own_loggers(
     """Returns the user's own loggers among those of a config, each in a thread of its own.
 
     Args:
-      loggers: of the config.
-      run_dir: the argument of their functions.
+      loggers: the loggers that the config names.
+      run_dir: the argument that each logger's function gets.
       tell: shows the user a line; called once for each logger that fails.
     """
     return [_Guarded(logger, run_dir, tell) for logger in loggers if is_own(logger)]
 
 
 class _Guarded:
-    """A user's logger in a thread: its failures are told once, and its delays delay nothing."""
+    """Runs a user's logger in a thread, so that it cannot delay a run; shows its failures once."""
 
     def __init__(self, logger: Hook, run_dir: Path, tell: Callable[[str], None]) -> None:
         self._run_dir, self._tell, self._name = run_dir, tell, name_of(logger)

@@ -133,7 +133,7 @@ class PeriodicActions:
 
         Args:
           frames: frames so far, of this run and of those that it resumes.
-          updates: updates of the learner, counted likewise.
+          updates: updates of the learner, counted in the same way.
         """
         if not self._ended_by:  # the first of them: actors may spend another budget since
             seconds = self.progress(frames).train_seconds if self._experiment.hours else 0.0
@@ -162,7 +162,8 @@ class PeriodicActions:
         Args:
           evaluation: the last one.
           env_frames: frames so far, of this run and of those that it resumes.
-          learner_steps: updates of the learner, counted likewise; with several the fewest.
+          learner_steps: updates of the learner, counted in the same way; with several learners the
+            smallest number.
           policies: the counters of each policy, if there are several.
         """
         experiment, progress = self._experiment, self.progress(env_frames)
@@ -204,9 +205,10 @@ class PeriodicActions:
         self._rules.see(frames, logs)
 
     def _rates(self, frames: int, counters: Mapping[str, object]) -> dict[str, float]:
-        """Returns the frames and updates per second since the last line, of those that there were.
+        """Returns the frames and updates per second since the last line, as far as they are known.
 
-        A resumed run has no updates per second in its first line, where the last are not known.
+        The first line of a resumed run has no updates per second, because no earlier number is
+        known.
         """
         then, last = self._last_log
         now, totals = time.monotonic(), {_FRAMES: float(frames)}

@@ -1,4 +1,4 @@
-"""How far a run has come, as its checkpoints say; and the logs that continue from there."""
+"""The progress of a run, from its checkpoints; and the logs that continue from there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Progress(NamedTuple):
     # not count, nor the time after the last checkpoint of a command that was killed.
     train_seconds: float = 0.0
     timed_frames: int = 0  # the frames that train_seconds covers
-    episodes: int = 0  # of policies that learn; those since a node's last report do not count
+    episodes: int = 0  # finished by learning policies, up to the last report of each node
 
     @classmethod
     def of(cls, path: Path | None) -> Progress:
@@ -55,8 +55,8 @@ class Progress(NamedTuple):
 def resume_point(directory: RunDir) -> Path | None:
     """Returns the newest checkpoint of a run that is whole, or None if there are none.
 
-    Damaged ones are logged and set aside, if this command may write to the directory: the resumed
-    run makes their frames again, and new checkpoints must be the newest.
+    If this command may write to the directory, damaged checkpoints are logged and moved away: the
+    resumed run makes their frames again, and its new checkpoints must be the newest ones.
 
     Raises:
       DamagedError: all checkpoints are damaged.
@@ -94,16 +94,16 @@ def open_logs(
 ) -> Fanout:
     """Opens the loggers of a run that write files, and the user's own, to continue at ``start``.
 
-    The last one tells of learning rates that end before the run does.
+    The last logger warns of learning rates that reach 0 before the run ends.
 
-    A killed run has logged more than its last checkpoint holds. The resumed run makes these frames
+    A killed run has logged frames after its last checkpoint. The resumed run makes these frames
     again, so their lines are moved to another file: every reader of metrics.jsonl sees each frame
-    once. TensorBoard hides its own.
+    once. TensorBoard hides its own repeated entries.
 
     Args:
-      directory: of the run.
-      start: where to continue.
-      experiment: what runs, with its loggers.
+      directory: the run's directory.
+      start: the progress at which the logs continue.
+      experiment: the run's experiment, which names the loggers.
       tell: shows the user a line.
 
     Raises:

@@ -41,7 +41,7 @@ class Result(NamedTuple):
 
 
 def read_result(directory: RunDir) -> Result | None:
-    """Returns the result of a run, or None if it has none, or one that cannot be read."""
+    """Returns the result of a run; None if there is no result or it cannot be read."""
     if not directory.result.exists():
         return None
     try:
@@ -67,9 +67,9 @@ def git_commit() -> str:
 
 @functools.cache
 def commit_at_start() -> Future[str]:
-    """Returns the `git_commit` at the first call in this process, which a thread asks for.
+    """Returns the `git_commit` at the first call in this process; a thread runs git.
 
-    During a long run the files, and the commit, may change; the source that runs does not.
+    The files and the commit may change during a long run; the source that runs does not.
     """
     found: Future[str] = Future()
     threading.Thread(

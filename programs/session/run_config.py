@@ -14,12 +14,12 @@ def read_config(directory: RunDir, *, several: bool = False) -> Experiment:
     """Returns the experiment of a run.
 
     Args:
-      directory: of the run.
-      several: whether the caller can use a run that trained several policies.
+      directory: the run's directory.
+      several: True to accept a run that trained several policies.
 
     Raises:
-      ValueError: its config file is not the config of an experiment, or the run trained several
-        policies and the caller uses one.
+      ValueError: the config file is not the config of an experiment, or the run trained several
+        policies and `several` is False.
     """
     experiment = from_json(directory.config.read_bytes(), directory.config)
     if experiment.policies and not several:

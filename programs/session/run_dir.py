@@ -94,10 +94,10 @@ class RunDir:
         return found
 
     def check_free(self) -> None:
-        """Checks as `create` does that the directory can be that of a new run; writes nothing.
+        """Checks, like `create`, that a new run can use the directory; writes nothing.
 
         Raises:
-          RunDirError: it cannot be written, or it is not empty.
+          RunDirError: the directory cannot be written, or is not empty.
         """
         check_writable(self.path)
         self.check_new()
@@ -110,7 +110,7 @@ class RunDir:
         """Checks that the directory holds no run yet.
 
         Raises:
-          RunDirError: it does.
+          RunDirError: the directory holds a run.
         """
         if self.config.exists():
             raise RunDirError(
@@ -157,7 +157,7 @@ class RunDir:
         """Checks that no other command has taken the directory over; readers pass.
 
         Raises:
-          ClaimLostError: one has.
+          ClaimLostError: another command has taken it over.
         """
         if self.claim is not None:
             self.claim.check()
@@ -303,10 +303,10 @@ def new_directory(root: Path, name: str) -> Path:
 
 
 def check_writable(path: Path) -> None:
-    """Checks that a directory can be written or, if there is none, made. It writes nothing.
+    """Checks that a directory can be written, or created if it does not exist; writes nothing.
 
     Raises:
-      RunDirError: it cannot.
+      RunDirError: the directory cannot be written or created.
     """
     _check_name(path)
     path = path.absolute()
@@ -321,7 +321,8 @@ def _check_name(path: Path) -> None:
     """Checks that checkpoints can be written under a path.
 
     Raises:
-      RunDirError: it is not UTF-8, which their library needs, or too long for their files.
+      RunDirError: the path is not UTF-8, which the checkpoint library needs, or is too long for the
+        names of checkpoint files.
     """
     path = path.absolute()
     shown = os.fsencode(path).decode(errors="backslashreplace")
@@ -340,7 +341,7 @@ def _check_name(path: Path) -> None:
 
 
 def _held(path: Path) -> list[str]:
-    """Returns the names of what a directory holds, besides a lock."""
+    """Returns the names of a directory's entries, except the lock."""
     return sorted(child.name for child in path.iterdir() if child.name != ".lock")
 
 
@@ -361,7 +362,7 @@ def _not_writable(path: Path | str, why: object) -> RunDirError:
 
 def _why_none(path: Path) -> str:
     """Returns why a path is no run's directory, and which one may be meant."""
-    for depth in ("*", "*/*"):  # of sets of runs, populations and folders, and of sweeps
+    for depth in ("*", "*/*"):  # sets of runs, populations and folders; then sweeps
         if runs := sorted(path.glob(f"{depth}/config.json")):
             return f"it holds {len(runs)} of them. Name one, such as {runs[0].parent}."
     why = "it has no config.json" if path.is_dir() else "there is no such directory"

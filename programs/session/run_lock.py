@@ -44,14 +44,14 @@ class ClaimLostError(OSError):
 class Claim(NamedTuple):
     """The right to write to a run directory; may be passed to other processes."""
 
-    path: Path  # of the lock's file
+    path: Path  # the lock file
     token: str
 
     def check(self) -> None:
         """Checks that no other command has taken the directory over.
 
         Raises:
-          ClaimLostError: one has.
+          ClaimLostError: another command has taken it over.
         """
         holder = _read(self.path)
         if holder.get("token") != self.token:
@@ -64,7 +64,7 @@ class Claim(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """The command that has a run directory."""
+    """The command that has claimed a run directory."""
 
     host: str
     pid: int
@@ -72,9 +72,9 @@ class Holder(NamedTuple):
 
 
 def holder_of(directory: Path) -> Holder | None:
-    """Returns the command that has a run directory, also one that was killed; None for none.
+    """Returns the command that claimed a run directory, even if it was killed; None for none.
 
-    It only reads the file: trying the lock could refuse it to a command that starts.
+    It only reads the file. If it tried the lock, a command that starts could be refused.
     """
     path = directory / ".lock"
     found = _read(path) if path.exists() else {}
@@ -92,10 +92,10 @@ class RunLock:
     """Holds the lock of a run directory from construction to `release`."""
 
     def __init__(self, directory: Path) -> None:
-        """Takes the lock; waits only for a lease that may have ended.
+        """Takes the lock. It waits only to find out whether the lease of a holder has ended.
 
         Args:
-          directory: of the run; it must exist.
+          directory: the run's directory, which must exist.
 
         Raises:
           RunLockedError: another command holds the lock.
@@ -159,7 +159,7 @@ class RunLock:
         }
 
     def release(self) -> None:
-        """Gives the directory free; a second call does nothing."""
+        """Releases the directory; a second call does nothing."""
         if self._released.is_set():
             return
         self._released.set()
@@ -172,7 +172,7 @@ class RunLock:
 
 
 def _is_held(path: Path, holder: dict[str, Any]) -> bool:
-    """Whether the process that a lease names still has it; may wait for a beat."""
+    """Whether the process named in a lease is alive; may wait for the lease to be renewed."""
     if "pid" not in holder:
         return False
     if holder.get("machine") == _machine():
@@ -217,7 +217,7 @@ def _start_of(pid: int) -> int:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Returns what the lock's file says, {} if that is nothing."""
+    """Returns the content of the lock's file; {} if it cannot be read."""
     for _ in range(5):  # it may be read while it is written
         with contextlib.suppress(OSError, ValueError):
             found = files.read_json(path)

@@ -55,13 +55,14 @@ class StopSignals:
         has_progress: Callable[[], bool] = lambda: True,
         sets_handlers: bool = True,
     ) -> None:
-        """Does nothing yet.
+        """Creates the context manager; signals are handled once it is entered.
 
         Args:
-          tell: in a command of `rlstack`, it gets a line for the user if the program has not ended
-              4 s after the request; a thread calls it, once.
-          has_progress: whether there is something to save. If there is nothing, and the main thread
-            does not notice the request within 2 s, because it compiles, the command ends at once.
+          tell: receives a line for the user if a command of `rlstack` has not ended 4 s after the
+            request; called at most once, from a thread.
+          has_progress: returns True if there is something to save. If there is nothing, and the
+            main thread does not notice the request within 2 s because it compiles, the command ends
+            at once.
           sets_handlers: False if the handlers of another library make the program stop.
         """
         self.has_progress = has_progress
@@ -83,11 +84,11 @@ class StopSignals:
         self._received = number
 
     def is_ignored(self) -> bool:
-        """Whether a signal has come, the program has not noticed it, and nothing is to be saved."""
+        """Whether a signal was received that the program has not noticed, with nothing to save."""
         return self._received is not None and not self._is_noticed and not self.has_progress()
 
     def explain(self) -> None:
-        """Tells the user, once, what the program does since a signal has come."""
+        """Tells the user, once, what the program does after it has received a signal."""
         tell, self._tell = self._tell, None
         if tell is not None and self._received is not None:
             name = signal.Signals(self._received).name
@@ -126,7 +127,7 @@ def watch(command: str) -> None:
     without a traceback, and with exit code 128 plus the signal's number.
 
     Args:
-      command: its name, for that line.
+      command: the command's name, which the line on standard error mentions.
     """
     global _watch
     give_handlers_a_stack()
@@ -152,7 +153,7 @@ def is_watching() -> bool:
 
 
 def fail(text: str) -> None:
-    """Ends the process at once because of an error, which is told as the command would."""
+    """Ends the process at once because of an error, and prints it as the command would."""
     end(f"rlstack {_watch.command}: {text}" if _watch is not None else text, 1)
 
 
@@ -182,7 +183,7 @@ def end(line: str, code: int) -> None:
     """Ends the process at once, although its main thread may be in C.
 
     Args:
-      line: for standard error.
+      line: the text to write to standard error.
       code: the exit code.
     """
     cleaning = threading.Thread(target=_clean_up, daemon=True)
@@ -246,7 +247,7 @@ class _Watch:
             stop.explain()
 
     def _read(self) -> None:
-        """Acts on the signals that have come and that the other thread has not read."""
+        """Acts on received signals that the watcher thread has not read yet."""
         with self._lock, contextlib.suppress(BlockingIOError):
             for number in os.read(self._pipe, 64):
                 if number in _NUMBERS:
@@ -258,7 +259,8 @@ class _Watch:
             self._end(number, self._note)
         elif self._stop.received is None:
             self._stop.received = number
-            # The thread must count the seconds also if a handler was faster than it.
+            # Wake the watcher thread too: it must start the escalation timer even if the Python
+            # handler ran first.
             with contextlib.suppress(BlockingIOError):
                 os.write(self._writer, _WAKE)
         else:
@@ -281,7 +283,7 @@ def _clean_up() -> None:
 
 
 def _stop_watching() -> None:
-    """In a forked child: its signals must not come through the pipe of its parent."""
+    """Restores default signal handling in a forked child, detaching it from its parent's pipe."""
     global _watch
     _watch = None
     with contextlib.suppress(ValueError):  # not in the main thread

@@ -119,8 +119,8 @@ EVENTS_LINGER = 4 * DISPLAY_PERIOD
 # A Reverb server that is asked to end keeps running for this long: the learner is asked at the same
 # time, and first has the server write the contents of the replay.
 REPLAY_LINGER = 3.0
-# With several policies the learner that writes the checkpoint is asked to end at the same time as
-# those that give their parts. They are there for this long, and it waits no longer for them.
+# With several policies, the learner that writes the checkpoint is asked to end at the same time as
+# the learners that contribute their parts. These stay up for this long, and it waits this long.
 PARTS_AT_END = 3.0
 # From SIGTERM to SIGKILL, for nodes that hold nothing to save.
 GRACE = 2.0

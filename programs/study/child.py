@@ -1,4 +1,4 @@
-"""The main function of a process that trains a run of a set, or a set; `processes` starts it."""
+"""The main function of a process that trains a run of a set, or a set; `executors` starts it."""
 
 from __future__ import annotations
 

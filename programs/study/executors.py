@@ -1,7 +1,7 @@
-"""Runs of a set in processes of their own, several at a time.
+"""Trains the runs of a set in separate processes, several at a time.
 
-Each is a process of this machine that trains a run or a set, with its output in a file. They end
-with this process: a request to stop is passed on to them, and they save a checkpoint.
+Each process trains a run or a set, with its output in a file. The processes end with this one: a
+request to stop is passed on to them, and they save a checkpoint.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def check_jobs(jobs: int) -> None:
     """Checks the number of processes that train at the same time.
 
     Raises:
-      ValueError: it is less than 1.
+      ValueError: the number is less than 1.
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1; got {jobs}.")
@@ -86,11 +86,11 @@ class Jobs:
         """Starts a process.
 
         Args:
-          name: of the process, for `ended` and `stop`.
-          log: a file, to which its output is added.
+          name: the process's name, for `ended` and `stop`.
+          log: the file to which the process's output is appended.
           root: the directory of a set.
-          run: the name of the run that it trains; "" for the whole set.
-          **budgets: new budgets.
+          run: the name of the run that the process trains; "" for the whole set.
+          **budgets: new budgets, by the name of the config field.
         """
         command = [sys.executable, "-c", _MAIN, str(root), run, json.dumps(budgets)]
         variables = {"PYTHONPATH": module_path.for_children()}
@@ -110,7 +110,7 @@ class Jobs:
         return found
 
     def stop(self, name: str) -> None:
-        """Asks a process to save and end; it is killed if it does not within a minute."""
+        """Asks a process to save and end, and kills it if it still runs after a minute."""
         if name not in self._kill_at:
             self._running[name][0].terminate()
             self._kill_at[name] = time.monotonic() + _GRACE
@@ -139,7 +139,7 @@ def run(
 
     Args:
       root: the directory of the set.
-      names: of the runs.
+      names: names of the runs.
       budgets: new budgets, by name.
       jobs: number of processes at the same time.
       out: receives a line when a run starts.

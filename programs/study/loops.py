@@ -29,12 +29,12 @@ Values = Mapping[str, Any]  # name of an option -> its value in each run, [N]
 
 
 def can_trace(experiment: Experiment, name: str, values: Sequence[Option]) -> bool:
-    """Whether JAX can trace an option of the agent, so that one program has all its values.
+    """Whether JAX can trace an option of the agent, so that one program can serve all its values.
 
     Args:
-      experiment: one of the runs.
-      name: of the option, such as ``agent.optimizer.learning_rate``.
-      values: that it has.
+      experiment: the experiment of one of the runs.
+      name: name of the option, such as ``agent.optimizer.learning_rate``.
+      values: the values of the option in the runs.
     """
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     if not name.startswith("agent.") or not numbers:
@@ -66,7 +66,7 @@ class Member(FusedRun):
 
     @property
     def state(self) -> LoopState:
-        """Its part of the state of all."""
+        """This run's part of the group's state."""
         return jax.tree.map(lambda x: x[self._index], self._group.states)
 
     @state.setter
@@ -81,13 +81,13 @@ class Member(FusedRun):
         return _row(part(self._group.states), self._index)
 
     def restart_environments(self) -> None:
-        """Starts new episodes, with the env keys of now."""
+        """Starts new episodes in all environments, with the current `env_keys`."""
         loop = make_parts(self.experiment, self._env).loop
         self.state = jax.jit(loop.restart)(self.state, self.keys.env)
 
 
 class ResultSink(Protocol):
-    """What takes the results of one run's calls, in this process."""
+    """Receives the results of one run's calls, in this process."""
 
     active: bool  # whether the run trains
 
@@ -95,11 +95,11 @@ class ResultSink(Protocol):
         """Returns frames and updates until something is due."""
 
     def take(self, learning: Learning, report: Report, seconds: float) -> None:
-        """Takes the result of a call; see `FusedRun.accept`."""
+        """Receives the result of a call; see `FusedRun.accept`."""
 
 
 class PendingCall(NamedTuple):
-    """What a call did in each run, also in those that do not go on."""
+    """The outcome of a call in each run, including runs that have stopped."""
 
     iterations: int
     returns: np.ndarray  # [N] float32, the sum of before plus those of the episodes that ended
@@ -111,7 +111,7 @@ class Group:
 
     Attributes:
       members: the runs.
-      states: of all, ``[N, ...]``.
+      states: the loop states of all runs, stacked: ``[N, ...]``.
     """
 
     def __init__(
@@ -161,10 +161,10 @@ class Group:
         """Makes iterations until something may be due for a run that goes on.
 
         Args:
-          kept: of each run.
-          most: number of iterations, at least 1.
-          returns: ``[N]`` float32, the sums of returns of the calls before, which this call
-            continues. By default they begin at 0.
+          kept: for each run, the object that receives its results.
+          most: maximum number of iterations, at least 1.
+          returns: ``[N]`` float32, sums of episode returns to which this call adds; zeros by
+            default.
         """
         before = np.zeros(len(kept), np.float32) if returns is None else returns
         left = [one.left() for one in kept if one.active]
@@ -197,13 +197,14 @@ class Group:
         return called
 
     def copy(self, sources: Sequence[int], values: Mapping[str, Sequence[Option]]) -> None:
-        """Gives runs the params and the learner state of others, and all runs new values.
+        """Copies params and learner states between runs, and gives all runs new option values.
 
-        Numbers of updates, environments and replays stay those of each run.
+        Each run keeps its own number of updates, environments and replay.
 
         Args:
-          sources: ``[N]``, for each run the one that it copies; its own number for none.
-          values: as at the start.
+          sources: ``[N]``, for each run the number of the run that it copies; its own number to
+            copy nothing.
+          values: the new value of each option in each run, as in the constructor.
         """
         self._values = _arrays(values)
         learning = self._copy(self.states.learning, np.asarray(sources, np.int32))

@@ -1,4 +1,4 @@
-"""The trials of a sweep, which Optuna suggests and keeps in a database.
+"""The trials of a sweep, which Optuna suggests and stores in a database.
 
 Several commands may add trials at the same time, also on several machines. Each has a folder with a
 lock in the directory of the sweep. A trial that was running when its command ended is marked as
@@ -32,11 +32,11 @@ _PATIENCE = 60.0  # seconds for another command's lock of the database, and for 
 
 
 class Trial(NamedTuple):
-    """Values to try."""
+    """A trial: values of the options to train with."""
 
     number: int
-    values: dict[str, Option]  # of the options, by name
-    directory: str  # of its runs, within that of the sweep
+    values: dict[str, Option]  # value of each option, by name
+    directory: str  # directory of the trial's runs, relative to the sweep's directory
 
 
 class Row(NamedTuple):
@@ -45,8 +45,8 @@ class Row(NamedTuple):
     number: int
     values: Mapping[str, Option]
     state: str  # complete, pruned, failed, running or interrupted
-    value: float | None  # the return: of a pruned trial, in its last evaluation
-    seconds: float  # from the start of the trial to its end; 0 if it has not ended
+    value: float | None  # the return; for a pruned trial the one of its last evaluation
+    seconds: float  # duration of the trial; 0 if it has not ended
     evaluations: Mapping[int, float]  # the returns during training, by their number from 1
     directory: str
     error: str  # why it failed
@@ -59,9 +59,9 @@ class Study:
         """Opens the database, or makes it.
 
         Args:
-          sweep: what is searched.
+          sweep: the sweep.
           root: the directory of the sweep; its name is the study's name in the database.
-          worker: the folder in ``workers`` of the command that adds trials; "" if it adds none.
+          worker: this command's folder in ``workers``; "" for a command that adds no trials.
 
         Raises:
           ValueError: Optuna is not installed, the database cannot be opened, or it has a study of
@@ -102,9 +102,9 @@ class Study:
         """Records an evaluation of a trial; returns whether the trial should end.
 
         Args:
-          number: of the trial.
-          evaluation: its number, from 1.
-          mean: the return.
+          number: number of the trial.
+          evaluation: number of the evaluation, from 1.
+          mean: mean return of the evaluation.
         """
         trial = self._asked[number]
         trial.report(mean, evaluation)
@@ -208,7 +208,7 @@ class Study:
         )
 
     def _take_over(self) -> None:
-        """Has the trials of commands that have ended tried again."""
+        """Queues the unfinished trials of commands that have ended, so that they are continued."""
         state = self._optuna.trial.TrialState.RUNNING
         by_worker: dict[str, list[Any]] = {}
         for trial in self._study.get_trials(deepcopy=False, states=(state,)):
@@ -223,7 +223,7 @@ class Study:
                     self._again(trial)
 
     def _running(self, numbers: Iterable[int]) -> list[Any]:
-        """Returns those of the trials that have not ended."""
+        """Returns the trials, among the given ones, that have not ended."""
         wanted, state = set(numbers), self._optuna.trial.TrialState.RUNNING
         trials = self._study.get_trials(deepcopy=False, states=(state,))
         return [trial for trial in trials if trial.number in wanted]

@@ -1,4 +1,4 @@
-"""How far a population is: the values of its members, and which of them copied whom."""
+"""The progress of a population: its members' values, and which members copied which."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ FILE = "lineage.json"
 
 @dataclasses.dataclass
 class Lineage:
-    """The state of a population; its file is written when all that it names is on disk."""
+    """The state of a population. Its file is written after all checkpoints that it names."""
 
     values: list[Hyperparameters]
-    """Of each member, now."""
+    """The current hyperparameters of each member."""
     selections: int = 0
-    """That have been made."""
+    """Number of selections so far."""
     copies: list[Copy] = dataclasses.field(default_factory=list)
-    """In all selections."""
+    """The copies of all selections so far."""
     scores: list[float] = dataclasses.field(default_factory=list)
-    """Of each member in the last selection; NaN before the first one."""
+    """Score of each member in the last selection; NaN before the first one."""
     checkpoints: list[str] = dataclasses.field(default_factory=list)
-    """The name of the checkpoint of each member to go on from; "" for its start. In the topology
-    fused only."""
+    """Name of the checkpoint from which each member continues; "" to start anew. Used in the
+    topology fused only."""
     iterations: int = 0
-    """Since the last selection, in the topology fused."""
+    """Number of iterations since the last selection. Used in the topology fused only."""
     returns: list[float] = dataclasses.field(default_factory=list)
-    """The sum of each member's episode returns since then, likewise."""
+    """Sum of each member's episode returns since the last selection. Used in fused only."""
     episodes: list[int] = dataclasses.field(default_factory=list)
-    """Their number."""
+    """Number of each member's episodes in that sum. Used in fused only."""
     copied: bool = True
-    """Whether the copies of the last selection are in the members' checkpoints. False if the
-    command was killed in between; elsewhere than in fused."""
+    """Whether the members' checkpoints contain the copies of the last selection. False if the
+    command was killed before they did. Used in all topologies except fused."""
 
     @classmethod
     def new(cls, population: Population) -> Lineage:
-        """Returns that of a population that has not begun."""
+        """Returns the lineage of a population that has not begun."""
         size = population.size
         return cls(
             population.first_values(),
@@ -58,7 +58,7 @@ class Lineage:
         )
 
     def take(self, copies: list[Copy], scores: list[float]) -> None:
-        """Takes a selection."""
+        """Records the copies and scores of a selection; restarts the counts since the last one."""
         self.selections += 1
         self.scores = scores
         self.copies += copies
@@ -79,10 +79,10 @@ class Lineage:
 
 
 def read_lineage(directory: Path, population: Population) -> Lineage:
-    """Returns the lineage of a directory, or that of a new population if it has none.
+    """Returns the lineage of a population from its directory; a new one if there is no file.
 
     Raises:
-      RunDirError: its file is damaged.
+      RunDirError: the lineage's file is damaged.
     """
     path = directory / FILE
     if not path.is_file():
@@ -95,16 +95,16 @@ _FACTORS = (0.8, 1.2)
 
 
 class Copy(NamedTuple):
-    """A member that takes the params and the learner state of another one."""
+    """The copy of a source member's params and learner state to another member."""
 
-    selection: int  # counts from 1
-    frames: int  # of the member
+    selection: int  # number of the selection, from 1
+    frames: int  # environment steps of the member so far
     member: int
     source: int
-    score: float  # of the member
+    score: float  # score of the member
     source_score: float
     before: Hyperparameters
-    after: Hyperparameters  # those of the source, changed
+    after: Hyperparameters  # the source's hyperparameters, perturbed
 
 
 def select(
@@ -115,15 +115,15 @@ def select(
     values: Sequence[Hyperparameters],
     among: Sequence[int],
 ) -> list[Copy]:
-    """Returns which members copy which.
+    """Returns the copies that a selection makes: bad members copy good ones.
 
     Args:
-      population: with the rule.
-      selection: its number, from 1.
-      scores: of each member, the mean of its recent episode returns; -inf for one that failed.
-      frames: of each member.
-      values: of each member.
-      among: the members that take part.
+      population: the population, whose config has the rule of selection.
+      selection: the number of the selection, from 1.
+      scores: mean recent episode return of each member; -inf for a member that failed.
+      frames: environment steps of each member so far.
+      values: hyperparameters of each member.
+      among: the numbers of the members that take part.
     """
     rng = population.rng(selection)
     ordered = sorted(among, key=lambda i: (scores[i], i))

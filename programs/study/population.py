@@ -2,7 +2,7 @@
 
 ```
 population.json      the experiment, the size, the spaces of the varied options, and the rule
-lineage.json         how far the members are, and which of them copied whom (see `lineage`)
+lineage.json         the members' progress, and which members copied which (see `pbt`)
 member-0/            the directory of each member, as any other run has it
 report.md            returns, final values and lineage; pictures in report/
 logs/                the output of each process, with --jobs
@@ -136,7 +136,7 @@ class Population:
 
 
 def is_population(directory: str | Path) -> bool:
-    """Whether a directory is that of a population."""
+    """Whether a directory holds a population."""
     return (Path(directory) / FILE).is_file()
 
 
@@ -144,7 +144,7 @@ def read(directory: str | Path) -> Population:
     """Returns the population of a directory.
 
     Raises:
-      RunDirError: there is none, or its file is damaged.
+      RunDirError: the directory holds no population, or its file is damaged.
     """
     path = Path(directory) / FILE
     with reading_json(path, "a population", _COMMAND) as content:

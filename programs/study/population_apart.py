@@ -42,20 +42,20 @@ def train(
 ) -> list[Result | str]:
     """Trains all members to their ends.
 
-    Members that have ended before the budget of frames, by another budget or by a stop rule, take
-    no part in later selections.
+    Members that another budget or a stop rule has ended before the budget of frames take no part in
+    later selections.
 
     Args:
-      population: what trains.
-      lineage: where it goes on; kept up to date.
-      root: the directory of the population, with those of its members.
+      population: the population.
+      lineage: the state from which training continues; updated in place.
+      root: the directory of the population, which contains the members' directories.
       jobs: number of members that train at the same time; 1 trains in this process.
       launch: starts processes, also for one job; see `executors.here`.
-      out: receives what happens.
+      out: receives a line for each event.
       over: the members that have nothing left to train, from `over`.
 
     Returns:
-      The result of each member, or what made it fail since the last selection.
+      The result of each member, or the error that made it fail since the last selection.
 
     Raises:
       Interrupted: SIGINT or SIGTERM was received; everything is saved.
@@ -108,9 +108,9 @@ def over(population: Population, root: Path, *, same_budget: bool) -> dict[str, 
     """Returns the results of the members that have nothing left to train, by their names.
 
     Args:
-      population: with its budgets of now.
-      root: its directory.
-      same_budget: whether it had these budgets before; see `is_complete`.
+      population: the population with its current budgets.
+      root: the directory of the population.
+      same_budget: True if the budgets are unchanged; see `is_complete`.
     """
     found = {name: read_result(RunDir(root / name)) for name in population.names}
     return {
@@ -121,7 +121,7 @@ def over(population: Population, root: Path, *, same_budget: bool) -> dict[str, 
 
 
 def _is_over(base: Experiment, outcome: Result | str | None) -> bool:
-    """Whether a member has nothing left to train; one that failed may copy another one."""
+    """Whether a member has nothing left to train. A failed member is not over: it may copy."""
     return isinstance(outcome, Result) and is_complete(base, outcome, same_budget=True)
 
 

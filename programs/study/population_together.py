@@ -33,13 +33,13 @@ _NEVER = 10**12  # frames; checkpoints are written for all members at once, afte
 
 
 def opened(population: Population, index: int, lineage: Lineage, directory: RunDir) -> Opened:
-    """Returns a member's run, to go on from its checkpoint.
+    """Returns a member's run, which continues from its checkpoint.
 
     Args:
-      population: what trains.
-      index: of the member.
-      lineage: its values and its checkpoint.
-      directory: of the run, to write to.
+      population: the population.
+      index: number of the member.
+      lineage: holds the values and the checkpoint of the member.
+      directory: the member's run directory, claimed by this command.
     """
     directory.write_config(to_json(population.experiment(index, lineage.values[index])))
     name = lineage.checkpoints[index]
@@ -62,11 +62,11 @@ def train(
     """Trains all members to their ends.
 
     Args:
-      population: what trains; JAX can trace its varied options.
-      lineage: where it goes on; kept up to date.
+      population: the population; JAX must be able to trace its varied options.
+      lineage: the state from which training continues; updated in place.
       root: the directory of the population.
-      runs: of all members, from `opened`.
-      display: shows the progress of all.
+      runs: the runs of all members, from `opened`.
+      display: shows the joint progress of all members.
 
     Returns:
       The result of each member, or the error that ended it.
@@ -104,12 +104,12 @@ class _Members:
     ) -> None:
         self._population, self._lineage, self._root = population, lineage, root
         self._runs, self._group, self._kept = runs, group, kept
-        self._period = max(1, -(-population.period // group.frames))  # in iterations
+        self._period = max(1, -(-population.period // group.frames))  # iterations per selection
         self._saved_at = self._frames
 
     @property
     def go_on(self) -> bool:
-        """Whether a member trains."""
+        """Whether any member still trains."""
         return any(one.active for one in self._kept)
 
     @property

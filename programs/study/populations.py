@@ -33,8 +33,8 @@ _ROOT = Path("runs")
 class Ended(NamedTuple):
     """A member that has ended."""
 
-    path: Path  # of its directory
-    values: Hyperparameters  # that it ended with
+    path: Path  # the member's directory
+    values: Hyperparameters  # the member's values at the end
     result: Result | None  # None if it failed
     error: str = ""
 
@@ -50,7 +50,7 @@ def run(
     """Trains a population, and writes a report.
 
     Args:
-      population: what trains.
+      population: the population to train.
       directory: a new or empty directory; by default a new one under ``runs/``.
       jobs: the number of members that train at the same time, each in a process of its own. With
         1, this process trains: members of the topology fused in one program, where JAX can trace
@@ -96,14 +96,14 @@ def resume(
     """Continues a population that was interrupted, or has finished and gets a new budget.
 
     Args:
-      directory: of the population.
+      directory: the directory of the population.
       budgets: new budgets of each member, by name: frames, updates or hours.
       jobs: see `run`.
-      launch: likewise.
-      stream: likewise.
+      launch: see `run`.
+      stream: see `run`.
 
     Raises:
-      ValueError: there is no such population; otherwise as for `run`.
+      ValueError: there is no such population, or one of the reasons of `run`.
     """
     executors.check_jobs(jobs)
     population = populations.read(directory)
@@ -124,7 +124,7 @@ def resume(
 
 
 def _make_members(population: Population, state: Lineage, root: Path) -> None:
-    """Makes the members that there are not; a command may have ended before it had made all."""
+    """Makes the missing members; an earlier command may have ended before it had made all."""
     for i, name in enumerate(population.names):
         if not RunDir(root / name).config.is_file():
             with train.new_run(population.experiment(i, state.values[i]), root / name):

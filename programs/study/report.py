@@ -27,19 +27,19 @@ from rlstack.storage import files
 
 FILE = "report.md"
 BEST = "best.json"
-_CURVES = 10  # of the best trials
+_CURVES = 10  # number of curves, those of the best trials
 _ERROR = 160  # characters of an error in the table
 
 
 def write(sweep: Sweep, root: Path, rows: Sequence[Row]) -> str:
     """Writes the table, the page and the best experiment of a sweep.
 
-    The files have the directory's name and not its path, so that they can be shared.
+    The files contain the directory's name but not its path, so that they can be shared.
 
     Args:
-      sweep: what is searched.
+      sweep: the sweep.
       root: the directory of the sweep.
-      rows: its trials so far.
+      rows: the sweep's trials so far.
 
     Returns:
       The text of the table, with a command that can be run here.

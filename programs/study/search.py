@@ -1,4 +1,4 @@
-"""Trains the trials of a sweep in processes, and ends those that are not worth going on.
+"""Trains the trials of a sweep in processes, and ends unpromising trials early.
 
 A trial that fails is reported and does not end the others.
 """
@@ -50,7 +50,7 @@ def run(
     """Searches, and writes a report.
 
     Args:
-      sweep: what is searched.
+      sweep: the sweep: an experiment and the options to search.
       directory: a new or empty directory; by default a new one under ``runs/``.
       jobs: the number of trials that train at the same time, each in a process.
       launch: starts the processes.
@@ -85,20 +85,20 @@ def resume(
     launch: Launch = here,
     stream: TextIO | None = None,
 ) -> list[Row]:
-    """Goes on with a sweep until it has all trials.
+    """Continues a sweep until it has all trials.
 
-    Several commands may do so at the same time, on all machines that have the directory. Trials
-    that ran in a command that has ended go on from their checkpoints.
+    Several commands may work on a sweep at the same time, on all machines that see its directory.
+    Unfinished trials of a command that has ended continue from their checkpoints.
 
     Args:
-      directory: of the sweep.
+      directory: the directory of the sweep.
       trials: a new number of trials of the whole sweep; unchanged by default.
       jobs: see `run`.
-      launch: likewise.
-      stream: likewise.
+      launch: see `run`.
+      stream: see `run`.
 
     Raises:
-      ValueError: there is no such sweep; otherwise as for `run`.
+      ValueError: there is no such sweep, or one of the reasons of `run`.
     """
     if jobs < 1:
         raise ValueError(f"Sweep: jobs must be at least 1; got {jobs}.")
@@ -245,7 +245,7 @@ class _Metrics:
         self._returns: list[float] = []
 
     def returns(self) -> list[float]:
-        """Returns those of all evaluations so far."""
+        """Returns the mean returns of all evaluations so far."""
         with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
             file.seek(0, 2)
             if file.tell() < self._at:  # a resumed run moves lines to another file

@@ -27,9 +27,9 @@ def write(root: Path, tasks: int, *, divided: bool, at_once: int = 0) -> str:
     Args:
       root: the directory of the sweep, on a file system that all nodes share.
       tasks: the number of tasks.
-      divided: whether each task has a part of a set of runs; otherwise each adds trials to a search
-        until there are enough.
-      at_once: how many tasks run at the same time; 0 for no limit.
+      divided: True if each task trains a part of a set of runs; False if each task adds trials to a
+        search until there are enough.
+      at_once: maximum number of tasks that run at the same time; 0 for no limit.
     """
     text = _SCRIPT.format(
         name=shlex.quote(root.name),

@@ -64,8 +64,8 @@ def from_words(
     numbers choices too. A range of an option whose present value is an integer has integers only.
 
     Args:
-      name: of the option.
-      words: behind it.
+      name: the name of the option.
+      words: the words after the name.
       base: the experiment that has the option.
       flag: another name of ``--space``.
 
@@ -126,7 +126,7 @@ def _is_number(word: Option) -> bool:
 
 
 def _takes_integers(name: str, values: Range, base: Experiment) -> bool:
-    """Whether the present value of the option is an integer."""
+    """Whether the option's value in the base experiment is an integer."""
     config: Any = base
     for field in name.replace("-", "_").split("."):
         config = config.get(field) if isinstance(config, dict) else getattr(config, field, None)

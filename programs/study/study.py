@@ -33,7 +33,7 @@ class Ended(NamedTuple):
     """A run of a set that has ended."""
 
     member: Member
-    path: Path  # of its directory
+    path: Path  # the run directory
     result: Result | None  # None if it failed
     error: str = ""
 
@@ -115,20 +115,21 @@ def resume(
 ) -> list[Ended]:
     """Continues a set of runs that was interrupted, or whose runs have finished.
 
-    Runs that have finished stay as they are, those that were interrupted continue from their newest
-    checkpoints, and the others start.
+    Finished runs stay as they are, interrupted runs continue from their newest checkpoints, and the
+    other runs start.
 
     Args:
-      directory: of the set.
+      directory: the directory of the set.
       budgets: new budgets of all runs, by name: frames, updates or hours.
       jobs: see `run`.
-      launch: likewise.
-      part: which runs to train. Several commands may each train a part of a set at the same time.
-      reports: whether to write a report.
+      launch: see `run`.
+      part: the part of the runs to train. Several commands may train different parts of a set at
+        the same time.
+      reports: True to write a report.
       stream: see `run`.
 
     Raises:
-      ValueError: there is no such set; otherwise as for `run`.
+      ValueError: there is no such set, or one of the reasons of `run`.
     """
     executors.check_jobs(jobs)
     run_set, budgets = trials.read(directory), budgets or {}
@@ -223,11 +224,11 @@ def _train(
 
 @contextlib.contextmanager
 def reporting(out: TextIO, *, have_failed: bool) -> Iterator[None]:
-    """Keeps an error of a report from taking the place of those of runs that failed.
+    """Prints an error of the report instead of raising it if runs failed: their errors matter more.
 
     Args:
-      out: is told of the error.
-      have_failed: whether runs failed.
+      out: receives the error.
+      have_failed: True if runs failed.
     """
     try:
         yield

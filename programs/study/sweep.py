@@ -29,7 +29,7 @@ from rlstack.programs.study.space import Values
 from rlstack.programs.study.trials import RunSet, with_option
 
 FILE = members.SWEEP
-_EVALUATIONS = 10  # of a trial, if the experiment does not say when to evaluate
+_EVALUATIONS = 10  # evaluations per trial, if the experiment does not set when to evaluate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,10 +97,10 @@ class Sweep(Checked):
 
 
 def read(directory: str | Path) -> Sweep:
-    """Returns the search of a directory.
+    """Returns the sweep of a directory.
 
     Raises:
-      RunDirError: there is none, or its file is damaged.
+      RunDirError: the directory holds no sweep, or its file is damaged.
     """
     path = Path(directory) / FILE
     with members.reading_json(path, "a sweep", "rlstack sweep PRESET") as content:

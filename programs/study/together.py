@@ -39,8 +39,8 @@ def train(
     """Trains several runs to their ends.
 
     Args:
-      runs: with directories that may be written to, of one experiment with different seeds and
-        values.
+      runs: runs of one experiment with different seeds and values; this command must have claimed
+        their directories.
       values: the value of each option in each run, for the options that are traced.
       display: shows the progress of all.
 
@@ -98,7 +98,7 @@ class VmappedRun:
     """One run of a vmapped group, with its logs, evaluations and checkpoints.
 
     Attributes:
-      active: whether the run trains on; False once it has stopped.
+      active: True while the run trains; False once it has stopped.
     """
 
     def __init__(self, run: Opened, member: Member, session: RunSession) -> None:
@@ -122,16 +122,16 @@ class VmappedRun:
 
     @property
     def diverged(self) -> bool:
-        """Whether an update with NaN has ended it."""
+        """Whether an update with NaN has ended this run."""
         return isinstance(self._error, NonFiniteError)
 
     def retry(self) -> None:
-        """Lets a run go on that an update with NaN ended, with what it has now; others stay."""
+        """Lets a run that an update with NaN ended continue; other runs stay as they are."""
         if self.diverged:
             self._error, self.active = None, True
 
     def take(self, learning: Learning, report: Report, seconds: float) -> None:
-        """Takes the result of a call; a failure ends this run only."""
+        """Records the result of a call; a failure ends this run only."""
         try:
             with self.session.kept_on_failure():
                 self.member.accept(learning, report, seconds)
@@ -168,7 +168,7 @@ class _Shown:
         return _ShownRun(self, len(self._frames) - 1)
 
     def write(self, index: int, step: int, logs: Mapping[str, Any]) -> None:
-        """Takes the logs of one run."""
+        """Stores the logs of one run, and updates the display."""
         self._frames[index] = max(self._frames[index], step)
         self._logs[index].update(logs)
         newest = [found for found in self._logs if found]

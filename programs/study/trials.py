@@ -41,8 +41,8 @@ class FailedRunsError(ReportedError):
 class Member(NamedTuple):
     """One run of a set."""
 
-    name: str  # of its directory
-    values: dict[str, Option]  # of the varied options, by name
+    name: str  # name of the run's directory
+    values: dict[str, Option]  # value of each varied option, by name
     experiment: Experiment
 
 
@@ -115,15 +115,15 @@ class RunSet:
 
 
 def is_set(directory: str | Path) -> bool:
-    """Whether a directory is that of a set of runs."""
+    """Whether a directory holds a set of runs."""
     return (Path(directory) / FILE).is_file()
 
 
 def read(directory: str | Path) -> RunSet:
-    """Returns the set of a directory.
+    """Returns the set of runs of a directory.
 
     Raises:
-      RunDirError: there is none, or its file is damaged.
+      RunDirError: the directory holds no set, or its file is damaged.
     """
     path = Path(directory) / FILE
     with reading_json(path, "a set of runs", "rlstack train PRESET --seeds 1 2 3") as content:
@@ -142,12 +142,12 @@ def reading_json(path: Path, what: str, command: str) -> Iterator[dict[str, Any]
     """Yields the content of the file of a set or a sweep.
 
     Args:
-      path: of the file.
-      what: the directory is of.
-      command: that makes such a directory.
+      path: path of the file.
+      what: the kind of content of the directory, such as "a population", for the error.
+      command: the command that makes such a directory, for the error.
 
     Raises:
-      RunDirError: the file cannot be read, or the block does not find in it what it needs.
+      RunDirError: the file cannot be read, or lacks an entry that the body needs.
     """
     try:
         yield files.read_json(path)
@@ -172,7 +172,7 @@ def find(directory: str | Path) -> dict[str, list[str | Path]]:
     """Returns the directories of finished runs in a directory, by preset and values, for a report.
 
     Args:
-      directory: of a run, of a set, or a folder that holds runs and sets at any depth.
+      directory: a run's directory, a set's, or a folder that holds runs and sets at any depth.
 
     Raises:
       RunDirError: there is no run, or no run of a set has finished.
@@ -207,9 +207,9 @@ def with_option(
 
     Args:
       experiment: the experiment.
-      name: of the option.
-      value: its value.
-      where: who names it, for errors.
+      name: name of the option.
+      value: the new value of the option.
+      where: the argument that names the option, for errors.
 
     Raises:
       ValueError: there is no such option, or it takes no such value.

@@ -34,8 +34,8 @@ from rlstack.types import EnvSpec
 Format = Literal["npz", "stablehlo", "onnx"]
 
 _PLATFORMS = ("cpu", "cuda", "tpu")
-_ROWS, _STEPS = 16, 4  # of the comparison with the policy itself
-_TOLERANCE = 1e-4  # of continuous actions: other runtimes sum in another order
+_ROWS, _STEPS = 16, 4  # batch size and steps of the comparison with the policy itself
+_TOLERANCE = 1e-4  # for continuous actions: other runtimes sum in another order
 
 # Actions of another runtime: (observation, state) -> (action, state), each by name, ``[B, ...]``.
 Run = Callable[
@@ -45,7 +45,7 @@ Run = Callable[
 
 
 class Exported(NamedTuple):
-    """What was written."""
+    """The files that were written."""
 
     path: Path
     description: Path  # JSON that names the arrays
@@ -68,10 +68,10 @@ def export(
 
     Args:
       run_dir: the directory of a run with a checkpoint.
-      format: of the file.
+      format: format of the file.
       out: the file; by default ``policy`` with the name of the format in the run directory.
       params: "last" for the newest params, "best" for those with the best return in an evaluation.
-      spec: of the environments, as in `rlstack.programs.build.policies.policy.load`.
+      spec: the spec of the environments, see `rlstack.programs.build.policies.policy.load`.
 
     Raises:
       ValueError: there is no run or no checkpoint, or the policy cannot be exported; the message
@@ -288,7 +288,7 @@ def _compare(policy: Policy, function: GreedyFunction, run: Run, rows: int) -> N
     """Checks that exported actions equal those of the policy, for random observations.
 
     Raises:
-      ValueError: they do not.
+      ValueError: the actions differ.
     """
     rng = np.random.default_rng(0)
     state: Mapping[str, np.ndarray] = {

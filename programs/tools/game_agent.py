@@ -42,8 +42,8 @@ class RunAgent:
           number: this player's row in the inferencer's table of agent states.
           codec: the layout of observations and actions as arrays.
           validator: checks observations.
-          sees_others_ticks: whether the player also sees the ticks at which only others act; must
-            be as in training.
+          sees_others_ticks: True if the player also sees the ticks at which only others act; must
+            be the same as in training.
         """
         self._inferencer, self._ids = inferencer, np.array([number], np.int32)
         self._codec, self._validator = codec, validator
@@ -66,7 +66,7 @@ class RunAgent:
         return self._codec.decode(context, {name: rows[0] for name, rows in choices.items()})
 
     def idle(self) -> None:
-        """Takes note of a tick at which the game asks only other players; `act_all` calls it.
+        """Updates the agent's state at a tick that asks only other players; `act_all` calls it.
 
         Synchronous pools show an agent such ticks too, so its recurrent state expects them.
         """
@@ -114,7 +114,7 @@ def team_from_run(
       action_space: the action space of the game, as in training.
       num_agents: number of players.
       params: "last" for the newest params, "best" for those with the best return in an evaluation.
-      greedy: whether players take the best action; otherwise they sample as in training.
+      greedy: True if players take the best action; False to sample as in training.
       seed: seed of the sampling.
 
     Raises:
@@ -163,7 +163,7 @@ class _Counted:
         self._player.idle()
 
     def game_over(self, observation: ScoredObservation) -> None:
-        """Keeps the score."""
+        """Records the score."""
         self.scores.append(observation.score)
         self._player.game_over(observation)
 
@@ -185,7 +185,7 @@ def play_program(
       command: starts the game, see `rlstack.entity.inverted.SocketGame`.
       games: number of games of each player.
       agents: number of players of the game.
-      greedy: whether players take the best action; otherwise they sample as in training.
+      greedy: True if players take the best action; False to sample as in training.
       seed: seed of the game and of the sampling.
       step_timeout: longest time in seconds between the actions and the game's next observation.
 

@@ -42,18 +42,18 @@ class GreedyFunction(NamedTuple):
 def greedy_function(policy: Policy) -> GreedyFunction:
     """Returns what a policy computes, with its normalisation and the bounds of its actions.
 
-    Discrete values are the environment's own, as those of `Policy.act`; none is checked.
+    Discrete values are the environment's own, like those of `Policy.act`; they are not checked.
 
     The function has no argument for the start of an episode: an episode starts with the initial
     state. State that does not change actions, such as counts of steps, is left out, and so is what
     only a critic sees.
 
     Args:
-      policy: of `rlstack.programs.build.policies.policy.load`, greedy.
+      policy: a greedy policy from `rlstack.programs.build.policies.policy.load`.
 
     Raises:
-      ValueError: its actions depend on random numbers or on rewards, or int32 cannot hold the
-        environment's own values.
+      ValueError: the policy's actions depend on random numbers or on rewards, or int32 cannot hold
+        the environment's own values.
     """
     agent, params, spec = policy.agent, policy.params, policy.spec
     seen_spec = without_critic_state(spec.observation)

@@ -34,7 +34,7 @@ from rlstack.programs.tools.seats.asking import Asker, Quit
 from rlstack.references import load_object, nearest
 from rlstack.types import PyTree, TimeStep
 
-Builder = Callable[..., EntityEnv | Environment]  # of a game, by its options
+Builder = Callable[..., EntityEnv | Environment]  # makes a game from its options
 
 
 def play(
@@ -54,9 +54,9 @@ def play(
       checkpoint: the directory of a run; the value and probabilities of its agent are shown, and
         the options of its environment are used.
       options: options of the game, which override those of the run.
-      agent: whether Enter plays the agent's choice.
+      agent: True to let Enter play the agent's choice.
       seed: seed of the game.
-      params: which params of the run: the last ones, or those with the best evaluation.
+      params: "last" for the newest params, "best" for those with the best return in an evaluation.
       console: receives the output; standard output by default.
 
     Returns:

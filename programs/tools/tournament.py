@@ -56,14 +56,14 @@ def tournament(
     """Plays the newest params of a policy and its earlier versions against one another.
 
     All players choose their actions as the earlier versions did in training. The players of a pair
-    change seats after half of their games. A version that was kept at the frames of the newest
-    params is no player of its own.
+    change seats after half of their games. A version that was saved at the frames of the newest
+    params is the same player as these.
 
     Args:
       run_dir: a run of self-play: one policy that learns, and one that is its earlier versions.
       games: number of games of each pair, even.
       versions: number of earlier versions, at most; they are spread evenly over the history.
-      seed: of the games; by default that of the run.
+      seed: seed of the games; by default the seed of the run.
 
     Raises:
       ValueError: the run is not one of self-play, or has no checkpoint.

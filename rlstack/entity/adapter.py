@@ -34,10 +34,11 @@ class EntityEnv(dm_env.Environment):
 
     Attributes:
       game: the adapted environment.
-      name: its name in errors.
-      codec: converts its observations and actions.
-      last_observation: the newest observation of the game, None before the first reset.
-      last_metrics: the metrics of that observation; pools return those of an episode's last one.
+      name: the game's name in errors.
+      codec: converts the game's observations and actions.
+      last_observation: the newest observation of the game; None before the first reset.
+      last_metrics: the metrics of that observation. Pools return the metrics of the last
+        observation of each episode.
     """
 
     def __init__(self, game: Environment, name: str, validate: bool):
@@ -70,10 +71,10 @@ class EntityEnv(dm_env.Environment):
     def reset_with_index(self, index: int) -> dm_env.TimeStep:
         """Begins episode ``index`` by the game's own ``reset_with_index``.
 
-        A game without that method begins an episode as any other.
+        A game without that method begins an ordinary episode.
 
         Raises:
-          EnvError: as `reset`.
+          EnvError: see `reset`.
         """
         start = getattr(self.game, "reset_with_index", None)
         return self._begin(self.game.reset if start is None else functools.partial(start, index))
@@ -146,9 +147,9 @@ def as_dm_env(environment: Environment, name: str = "", validate: bool = True) -
 
     Args:
       environment: the game.
-      name: its name in errors; by default the name of its class.
-      validate: whether to check every observation and every choice. Turning it off makes steps
-        faster, but errors of the game then go unnoticed.
+      name: the game's name in errors; by default the name of its class.
+      validate: True to check every observation and every choice. False makes steps faster, but
+        errors of the game go unnoticed.
 
     Raises:
       ValueError: the spaces have no action type, or have one that no entity can take.

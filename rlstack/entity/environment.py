@@ -70,15 +70,15 @@ class Observation:
     """Features by entity type, ``[count, features]``. A type that is missing has no entities. For a
     type without features, give ``[count, 0]`` or only the count, an int."""
     actions: Mapping[str, ActionMask] = dataclasses.field(default_factory=dict)
-    """By action type: the actors and their legal choices."""
+    """The actors and their legal choices, by action type."""
     global_features: ArrayLike = ()
-    """``[global features]``."""
+    """Features that belong to no entity, ``[global features]``."""
     ids: Mapping[str, Sequence[EntityID]] = dataclasses.field(default_factory=dict)
     """Ids of the entities by type, unique over all types. An entity of a type without ids has the
     id (type, row), and masks can refer to it only by type."""
     visible: Mapping[str, ArrayLike] = dataclasses.field(default_factory=dict)
-    """bool ``[count]`` by type: whether the policy sees the entity. The value function sees all
-    entities. A type that is missing is visible."""
+    """Whether the policy sees each entity, bool ``[count]`` by type. The value function sees all
+    entities. All entities of a missing type are visible."""
     reward: float = 0.0
     """Reward of the previous actions."""
     done: bool = False
@@ -139,7 +139,7 @@ class Environment(Protocol):
         """The action types that `act` takes."""
 
     def reset(self) -> Observation:
-        """Begins an episode. If its first observation is already done, `reset` is called again."""
+        """Begins an episode. If its first observation is done, the caller calls `reset` again."""
 
     def act(self, actions: Actions) -> Observation:
         """Plays one step. ``actions`` has every action type, also those without actors."""

@@ -13,9 +13,9 @@ def refuse(where: str, what: str, rule: str, got: object, fix: str) -> NoReturn:
     Args:
       where: name of the environment.
       what: the entity type or action type, and the entity if a single one is wrong.
-      rule: what must hold.
+      rule: the condition that must hold.
       got: the given value.
-      fix: what the author of the game can do about it.
+      fix: advice for the author of the game.
 
     Raises:
       EnvError: always. It is a ValueError that pools do not retry.

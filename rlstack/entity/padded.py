@@ -61,15 +61,15 @@ _KINDS = {
 class ActionContext(NamedTuple):
     """The parts of an observation that are needed to decode the action that follows it."""
 
-    ids: Mapping[str, Sequence[EntityID]]  # by entity type, for types with ids
-    counts: Mapping[str, int]  # by entity type
-    actors: Mapping[str, list[int]]  # by action type, slots
-    action_mask: Mapping[str, np.ndarray]  # by action type, bool [capacity * n]
+    ids: Mapping[str, Sequence[EntityID]]  # entity ids by entity type, for types with ids
+    counts: Mapping[str, int]  # number of entities by entity type
+    actors: Mapping[str, list[int]]  # slots of the actors by action type
+    action_mask: Mapping[str, np.ndarray]  # legal choices by action type: bool [capacity * n]
 
 
 class _TypeRows(NamedTuple):
     name: str
-    first: int  # its first slot
+    first: int  # first slot of the type
     capacity: int
     width: int  # number of features
 
@@ -152,11 +152,11 @@ class PaddedCodec:
         return padded, ActionContext(observation.ids, count, acting, mask)
 
     def decode(self, context: ActionContext, action: Mapping[str, np.ndarray]) -> dict[str, Action]:
-        """Returns the actions, with ids and labels, of choices made in a context.
+        """Converts choices to actions with ids and labels.
 
         Args:
-          context: from `encode` of the observation before these choices.
-          action: int32 [capacity] by action type.
+          context: the context that `encode` returned for the observation before these choices.
+          action: the choices by action type: int32 [capacity].
         """
         actions: dict[str, Action] = {}
         for name, kind, _ in self._actions:

@@ -113,7 +113,7 @@ class Slots:
 
     Attributes:
       offsets: the first slot of each entity type, including `GLOBAL` if it has a slot.
-      has_global: whether `GLOBAL` has a slot, because of global features or a global action.
+      has_global: True if `GLOBAL` has a slot, because of global features or a global action.
       total: the number of slots.
     """
 

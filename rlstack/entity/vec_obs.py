@@ -65,9 +65,9 @@ class VecActionMask(NamedTuple):
 class VecObs(NamedTuple):
     """The observations of B environments."""
 
-    features: dict[str, Ragged]  # by type, and GLOBAL: float32 [N, features]
-    visible: dict[str, Ragged]  # by type: bool [N]
-    action_masks: dict[str, VecActionMask]  # by action type
+    features: dict[str, Ragged]  # features by entity type, and GLOBAL: float32 [N, features]
+    visible: dict[str, Ragged]  # visibility by entity type: bool [N]
+    action_masks: dict[str, VecActionMask]  # actors and legal choices by action type
     reward: np.ndarray  # [B] float32
     done: np.ndarray  # [B] bool, whether the episode ended, for any reason
     lengths: np.ndarray  # [B] int32, the number of entities, GLOBAL included

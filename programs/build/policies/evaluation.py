@@ -45,11 +45,11 @@ class Follower:
     """
 
     def __init__(self, agent: Agent, params: Params, rows: int, rng_key: PRNGKey) -> None:
-        """Prepares to play.
+        """Makes the inferencer.
 
         Args:
           agent: the agent of the policy.
-          params: its params, if they never change.
+          params: the policy's params, if they never change.
           rows: number of rows.
           rng_key: the acting key; every evaluation starts with this key.
         """
@@ -59,7 +59,7 @@ class Follower:
         self._fresh = self._inferencer.save()
 
     def begin(self, params: Params = None) -> None:
-        """Begins an evaluation, with these params if they are given."""
+        """Begins an evaluation with the given params; None for those of the constructor."""
         self._source.params = self._params if params is None else params
         self._inferencer.load(self._fresh)
 
@@ -71,16 +71,18 @@ class Follower:
 def follower(
     member: Member, spec: EnvSpec, rows: int, versions: Versions | None = None
 ) -> Follower | HistoryFollower:
-    """Makes the follower of a policy: as evaluations do if it learns, otherwise as its config says.
+    """Makes the follower of a policy, which chooses its actions in evaluations of other policies.
+
+    A learning policy acts as in its own evaluation; any other one acts as its config says.
 
     Args:
       member: the policy.
-      spec: of the environments.
-      rows: number of rows.
+      spec: the spec of the environments.
+      rows: number of rows that the policy plays.
       versions: the earlier versions, for a policy that plays them.
 
     Raises:
-      ValueError: its agent does not fit the environments.
+      ValueError: the policy's agent does not fit the environments.
     """
     if versions is not None:
         return HistoryFollower(member, versions, spec, rows)
@@ -112,13 +114,13 @@ class SetEvaluator:
         """Makes an evaluator for each policy that learns.
 
         Args:
-          experiment: with the settings of evaluation.
-          division: its policies.
-          spec: of the environments.
-          versions: the earlier versions of each policy of kind "history".
+          experiment: the experiment, which holds the settings of evaluation.
+          division: the experiment's policies and their seats.
+          spec: the spec of the environments.
+          versions: the earlier versions of each policy of kind "history", by policy name.
 
         Raises:
-          ValueError: the rows of a policy are no whole games.
+          ValueError: the number of a policy's rows is not a multiple of its seats per game.
         """
         self._experiment, self._division, self._spec = experiment, division, spec
         self._versions = versions
@@ -144,8 +146,8 @@ class SetEvaluator:
 
         Args:
           params: the params of the policies that learn, by name.
-          progress: called after each step with the number of episodes that ended, and of all.
-          brief: whether each environment plays one episode only.
+          progress: called after each step with the number of finished episodes and of all episodes.
+          brief: True to play only one episode in each environment.
         """
         parts: list[Evaluation] = []
         for number, member in enumerate(self._division.learning):

@@ -40,16 +40,16 @@ class VersionedInferencer:
         rng_key: PRNGKey,
         num_envs: int,
     ) -> None:
-        """Prepares to act.
+        """Makes the inferencer and draws no versions yet.
 
         Args:
-          agent: of the policy.
-          versions: its versions.
-          choose: the slots of the versions that play the next episodes of some rows; takes the
-            rows, and the number of such choices before.
+          agent: the agent of the policy.
+          versions: the versions of the policy.
+          choose: takes rows and the number of choices made before; returns the slots of the
+            versions that play the next episodes of these rows.
           rows: number of rows.
-          rng_key: the acting key.
-          num_envs: the environments by which the agent's schedules multiply its counts.
+          rng_key: seeds action sampling.
+          num_envs: number of environments by which the agent's schedules multiply its counts.
         """
         self._versions, self._choose, self._num_envs = versions, choose, num_envs
         self._playing = np.zeros(rows, np.int64)  # the slot of the version of each row
@@ -59,7 +59,7 @@ class VersionedInferencer:
         self._fresh = self._inferencer.save()
 
     def begin(self) -> None:
-        """Begins as after construction: the same versions are drawn, with the same key."""
+        """Resets to the state after construction, so that the same versions are drawn again."""
         self._inferencer.load(self._fresh)
         self._draws = 0
 
@@ -131,7 +131,7 @@ class HistoryPlayer(Player):
         super().__init__(member, None, acting)
         self.versions = versions
         self._counts: np.ndarray | None = None  # whether an episode's result counts, by row
-        self._returns: np.ndarray | None = None  # of the episodes in progress, of all rows
+        self._returns: np.ndarray | None = None  # returns of the episodes in progress, by row
 
     def begin(self, view: View) -> None:
         """Makes the actor; the games in progress have no result."""
@@ -139,7 +139,12 @@ class HistoryPlayer(Player):
         self._counts = self._returns = None
 
     def keep(self, frames: int, params: Params) -> None:
-        """Keeps a version of the policy if one is due."""
+        """Saves a version of the learning policy if one is due.
+
+        Args:
+          frames: environment steps of the policy so far.
+          params: the policy's current params.
+        """
         if self.versions.is_due(frames):
             self.forget(self.versions.add(frames, params))
 
@@ -178,7 +183,7 @@ def history_player(member: Member, learning: Player, spec: EnvSpec) -> HistoryPl
     Args:
       member: the policy.
       learning: the policy whose versions it plays.
-      spec: of the environments.
+      spec: the spec of the environments.
 
     Raises:
       ValueError: the other policy does not learn.
@@ -197,8 +202,8 @@ def versions_player(
     Args:
       member: the policy.
       versions: the versions.
-      spec: of the environments.
-      rank: a number of its own for each actor.
+      spec: the spec of the environments.
+      rank: number of the actor, different for each actor.
     """
     acting = _inferencer(member, versions, spec, "inferencer", rank=rank)
     return HistoryPlayer(member, acting, versions)

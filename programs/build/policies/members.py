@@ -34,16 +34,16 @@ Kind = Literal["learning", "fixed", "frozen", "history"]
 class Member(NamedTuple):
     """One policy of a set.
 
-    What it does is an ordinary experiment of one policy. Its ``env.num_envs`` is the number of rows
-    that the policy plays.
+    `experiment` is an ordinary experiment of this policy alone. Its ``env.num_envs`` is the number
+    of rows that the policy plays.
     """
 
     name: str
-    # learning; fixed: an agent that does not learn; frozen: the agent of a run; history: earlier
-    # versions of another policy.
+    # One of: learning; fixed: an agent that does not learn; frozen: the agent of a run; history:
+    # earlier versions of another policy.
     kind: Kind
     cfg: MemberConfig
-    seats: tuple[int, ...]  # of each game
+    seats: tuple[int, ...]  # the seats that the policy plays in each game
     experiment: Experiment
 
     def rows(self, num_envs: int, num_seats: int) -> list[int]:
@@ -108,7 +108,7 @@ def resolved(experiment: Experiment) -> Experiment:
     """Returns the experiment with each policy's run replaced by its newest checkpoint.
 
     Raises:
-      ValueError: one of them is not a run, or has no checkpoint.
+      ValueError: a policy names a directory that is not a run, or a run without a checkpoint.
     """
 
     def found(name: str, member: MemberConfig) -> MemberConfig:
@@ -134,10 +134,10 @@ def share_games(
 
     Args:
       experiment: the experiment of all policies.
-      division: its policies.
-      cfg: its environments.
-      seed: of the environments.
-      seating_seed: of the seats, where they are drawn.
+      division: the experiment's policies and their seats.
+      cfg: the config of the environments.
+      seed: seed of the environments.
+      seating_seed: seed of the seat assignment, if seats are drawn at random.
 
     Raises:
       ValueError: see `make_env`.
@@ -155,7 +155,7 @@ def share_games(
 
 
 def frozen_experiment(member: MemberConfig) -> tuple[Experiment, RunCounts]:
-    """Returns the experiment whose agent a frozen policy plays, and what its run had made.
+    """Returns the experiment of a frozen policy's agent, and the counts of its run.
 
     Raises:
       ValueError: the run trained several policies and none is named, or it has none of this name.
@@ -188,11 +188,11 @@ def of_one(experiment: Experiment, name: str, where: object) -> Experiment:
 
 
 def counts_of(path: Path, experiment: Experiment) -> RunCounts:
-    """Returns what each environment of a run had made at a checkpoint, of any of its policies.
+    """Returns the steps and episodes per environment at a checkpoint, averaged over its policies.
 
     Args:
-      path: of the checkpoint.
-      experiment: of the run, with all policies.
+      path: path of the checkpoint.
+      experiment: the run's experiment, with all policies.
     """
     if not experiment.policies:
         return counts_at(path, experiment.total_envs)
@@ -215,7 +215,7 @@ def _in_fused(own: Experiment, name: str) -> Experiment:
     """Returns the experiment of a policy in the topology fused.
 
     Raises:
-      ValueError: its replay does not fit the rows that it plays.
+      ValueError: the policy's replay does not fit the number of rows that it plays.
     """
     try:
         return dataclasses.replace(own, topology="fused")

@@ -40,9 +40,9 @@ class Acting(Protocol):
 
 
 class LearningParts(NamedTuple):
-    """What a policy that learns has besides its actor."""
+    """The parts that a learning policy has in addition to its actor."""
 
-    spec: Transition  # of one row's step
+    spec: Transition  # shapes and dtypes of one row's step
     replay: ReplayBuffer
     learner: Learner
 
@@ -52,9 +52,9 @@ class Player:
 
     Attributes:
       member: the policy.
-      learning: its replay and learner; None if it does not learn.
-      acting: chooses its actions.
-      actor: steps its rows; made by `begin`.
+      learning: the policy's replay and learner; None if the policy does not learn.
+      acting: the inferencer that chooses the policy's actions.
+      actor: steps the policy's rows; created by `begin`.
     """
 
     actor: Actor
@@ -76,10 +76,10 @@ class Player:
         self.actor = Actor(view, self.acting, replay, step_processor=processor)
 
     def keep(self, frames: int, params: Params) -> None:
-        """Learns that another policy has these params after these frames of it."""
+        """Receives another policy's newest params, after this number of its frames."""
 
     def watch(self, shared: SharedPool) -> None:
-        """Sees the step that all rows have received."""
+        """Processes the step that all rows have received."""
 
     def save(self) -> PyTree:
         """Returns the state of acting, and the replay if checkpoints hold it."""
@@ -104,7 +104,7 @@ def learning_player(member: Member, spec: EnvSpec) -> Player:
     """Makes the parts of a policy that learns.
 
     Raises:
-      ValueError: its agent does not fit the environments.
+      ValueError: the policy's agent does not fit the environments.
     """
     experiment = member.experiment
     agent = make_agent(experiment, spec)
@@ -120,7 +120,8 @@ def fixed_player(member: Member, spec: EnvSpec) -> Player:
     """Makes the parts of a policy that does not learn.
 
     Raises:
-      ValueError: its agent does not fit the environments, or its checkpoint cannot be read.
+      ValueError: the policy's agent does not fit the environments, or the checkpoint cannot be
+        read.
     """
     key = acting_key(member.experiment.seed, rank=0)
     return Player(member, None, fixed_inferencer(member, spec, key))
@@ -141,11 +142,13 @@ def fixed_agent(
 
     Args:
       member: the policy, of kind "fixed" or "frozen".
-      spec: of the environments.
-      greedy: whether it takes its best action; by default as the policy's config says.
+      spec: the spec of the environments.
+      greedy: True to take the best action, False to explore; by default the setting in the
+        policy's config. An agent of kind "fixed" never explores.
 
     Raises:
-      ValueError: its agent does not fit the environments, or its checkpoint cannot be read.
+      ValueError: the policy's agent does not fit the environments, or the checkpoint cannot be
+        read.
     """
     greedy = member.cfg.greedy if greedy is None else greedy
     if member.kind == "fixed":

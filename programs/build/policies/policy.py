@@ -45,14 +45,14 @@ from rlstack.types import (
     TimeStep,
 )
 
-_SIZES = (1, *padded_sizes((), 1 << 20, 1 << 20))  # of padded batches
+_SIZES = (1, *padded_sizes((), 1 << 20, 1 << 20))  # batch sizes to which batches are padded
 _REWARD = specs.Array((), np.float32)
 
 
 class Prediction(NamedTuple):
-    """What an agent does and thinks at one step; batches have a leading axis [B]."""
+    """An agent's action and its estimates at one step; batches have a leading axis [B]."""
 
-    action: PyTree  # in the structure of the action spec
+    action: PyTree  # has the structure of the action spec
     # By action type, or "action" if there is only one: float32 [rows, n]; empty if continuous.
     probabilities: Mapping[str, np.ndarray]
     # For agents that learn action values, these values, in the same form; otherwise empty.
@@ -69,13 +69,13 @@ class Policy:
 
     Attributes:
       experiment: the config of the run.
-      spec: the spec of one observation and of one action; a start of discrete values is that of the
-        environment's own.
+      spec: the spec of one observation and of one action. Discrete values start where the
+        environment's own values start.
       env_frames: the environment steps that the params have learned from.
       agent: the run's agent, greedy or exploring.
-      params: its params.
-      pad_batches: whether to compile for a few sizes of batches only, and to fill up others: for
-        callers whose batches have many sizes.
+      params: the agent's params.
+      pad_batches: True to compile for a few batch sizes only and pad other batches to one of them,
+        for callers whose batches have many sizes.
     """
 
     def __init__(
@@ -93,13 +93,13 @@ class Policy:
 
         Args:
           experiment: the config of the run.
-          spec: of its environments. With `rlstack.envs.values.from_zero` of it, discrete values
-            count from 0, as in pools.
-          params: of its agent.
-          greedy: whether to take the best action; otherwise as in training after ``after``.
-          seed: of the random actions.
+          spec: the spec of the run's environments. Pass `rlstack.envs.values.from_zero` of it for
+            discrete values that count from 0, as in pools.
+          params: the agent's params.
+          greedy: True to take the best action; False to explore as in training, at ``after``.
+          seed: seed of the random actions.
           env_frames: the environment steps that the params have learned from.
-          after: what each environment of the run has made then.
+          after: steps and episodes of each environment of the run, for exploration schedules.
         """
         self.experiment, self.spec, self.env_frames = experiment, spec, env_frames
         self.agent = make_agent(experiment, spec, greedy=greedy, after=after)
@@ -121,9 +121,9 @@ class Policy:
         """Returns the action for one observation, or the actions for a batch of them.
 
         Args:
-          observation: in the structure of ``spec.observation``, as the environment gives it. Each
-            array has the shape of its spec, or one more leading axis [B] for B environments, which
-            must then be the same ones in every call until `reset`. Discrete values are the
+          observation: the environment's observation, with the structure of ``spec.observation``.
+            Each array has the shape of its spec, or one more leading axis [B] for B environments,
+            which must then be the same ones in every call until `reset`. Discrete values are the
             environment's own: those of ``Discrete(3, start=5)`` are 5, 6 and 7.
           reward: the reward of the last action, for networks that read it.
 
@@ -278,12 +278,12 @@ def load(
     Args:
       run_dir: the directory of a run with a checkpoint.
       params: "last" for the newest params, "best" for those with the best return in an evaluation.
-      greedy: whether to take the best action; otherwise as at the end of training.
-      seed: of the random actions.
-      spec: of the environments. By default one environment of the run is made to read it, and
-        closed. Observations and actions then are the environment's own. With the spec of a pool in
-        `rlstack.envs.values.from_zero`, they are those of the pool, which count from 0.
-      policy: which of the policies that learned, if the run trained several.
+      greedy: True to take the best action; False to explore as at the end of training.
+      seed: seed of the random actions.
+      spec: the spec of the environments. By default one environment of the run is made to read its
+        spec, and closed. Observations and actions are then the environment's own values. With the
+        spec of a pool from `rlstack.envs.values.from_zero`, discrete values count from 0.
+      policy: name of the policy to load, if the run trained several.
 
     Raises:
       ValueError: there is no run or no checkpoint, or it was trained on another spec.

@@ -26,24 +26,25 @@ PRIOR = 1.0  # a version's games before the first, half of them won
 class Versions:
     """The versions of one policy.
 
-    Each version has a slot. A new version takes a free slot, or that of the version that is
-    dropped.
+    Each version has a slot. A new version takes a free slot, or the slot of a version that it
+    replaces.
     """
 
     def __init__(self, cfg: HistoryConfig, params: Params) -> None:
-        """Keeps the first version.
+        """Saves the initial params as the first version.
 
         Args:
-          cfg: how many versions to keep, and how to draw.
+          cfg: the number of versions to keep, and how to draw the one that plays.
           params: the initial params of the policy.
         """
         self._cfg = cfg
         size = cfg.max_versions
         self._params = jax.tree.map(lambda x: np.zeros((size, *x.shape), x.dtype), params)
-        self._frames = np.full(size, -1, np.int64)  # of the policy when it was kept; -1 if free
+        # The policy's frames when each version was saved; -1 for a free slot.
+        self._frames = np.full(size, -1, np.int64)
         self._ids = np.zeros(size, np.int64)  # versions are numbered from 1
-        self._games = np.zeros(size)  # against the policy; older games count less
-        self._wins = np.zeros(size)  # of the policy
+        self._games = np.zeros(size)  # number of games against the policy; older games count less
+        self._wins = np.zeros(size)  # number of the policy's wins in them
         self._on_device: dict[int, tuple[int, Params]] = {}
         self.add(0, params)
 
@@ -73,15 +74,15 @@ class Versions:
 
     @property
     def next_due(self) -> int:
-        """The frames of the policy at which the next version should be kept."""
+        """The frames of the policy at which the next version should be saved."""
         return (int(self._frames.max()) // self._cfg.period + 1) * self._cfg.period
 
     def is_due(self, frames: int) -> bool:
-        """Whether a version should be kept at these frames of the policy."""
+        """Whether a version should be saved when the policy has made this number of frames."""
         return frames >= self.next_due
 
     def add(self, frames: int, params: Params) -> int:
-        """Keeps a version; returns its slot."""
+        """Saves a version, if necessary in place of an older one; returns its slot."""
         slots = self.slots
         if len(slots) < self._cfg.max_versions:
             slot = int(np.flatnonzero(self._frames < 0)[0])
@@ -134,7 +135,7 @@ class Versions:
         return int(self._ids[slot])
 
     def news(self, known: np.ndarray) -> PyTree:
-        """Returns what a copy of these versions lacks, for its `take`.
+        """Returns the versions and results that a copy of these versions lacks, for its `take`.
 
         Args:
           known: ``[max_versions]`` the `numbers` of the copy.
@@ -147,7 +148,7 @@ class Versions:
         }
 
     def take(self, news: PyTree) -> np.ndarray:
-        """Takes `news`; returns the slots that have another version than before."""
+        """Applies an update that `news` returned; returns the slots whose version changed."""
         changed = np.asarray(news["changed"])
         new = jax.tree.leaves(news["params"])
         for into, leaf in zip(jax.tree.leaves(self._params), new, strict=True):
@@ -174,7 +175,7 @@ class Versions:
         return rng.choice(self.slots, number, p=self.probabilities(draw))
 
     def record(self, slot: int, score: float) -> None:
-        """Counts a game of the policy against a version; 1 for a win, 1/2 for a draw, else 0."""
+        """Records the policy's score against a version: 1 for a win, 1/2 for a draw, else 0."""
         self._games[slot] = FORGETTING * self._games[slot] + 1.0
         self._wins[slot] = FORGETTING * self._wins[slot] + score
 
@@ -206,12 +207,12 @@ def read_versions(path: Path, member: Member, params: Params) -> Versions:
     """Reads the versions of a policy from a checkpoint.
 
     Args:
-      path: of the checkpoint.
-      member: the policy that plays them.
-      params: of the policy whose versions they are, for their shapes.
+      path: path of the checkpoint.
+      member: the policy that plays the versions.
+      params: params with the shapes of the versions, from the policy whose versions they are.
 
     Raises:
-      ValueError: the checkpoint has only params, as that of the best evaluation.
+      ValueError: the checkpoint holds only params, like the checkpoint of the best evaluation.
     """
     versions = Versions(member.cfg.history, params)
     wanted = {"policies": {member.name: {"inferencer": {"versions": versions.save()}}}}

@@ -75,7 +75,7 @@ def find(name: str) -> Experiment:
     try:
         make = PRESETS[name]
     except KeyError:
-        if name not in set(PRESETS):  # those of installed packages too
+        if name not in set(PRESETS):  # iterating also loads presets of installed packages
             raise ValueError(f"preset: there is no {name!r}{nearest(name, PRESETS)}") from None
         make = PRESETS[name]
     return make()

@@ -54,12 +54,12 @@ class GroupLearnerNode(LearnerNode):
         coordinator: RemoteObject,
         stop: threading.Event,
     ) -> None:
-        """Joins the others, and makes the learner with the state of the first.
+        """Joins the other processes, and makes the learner with the state of the first process.
 
         Args:
-          setup: of the program.
-          index: of this process.
-          replay: of its share.
+          setup: the program's setup.
+          index: index of this learner process.
+          replay: the replay of this process's share, or a client of it.
           coordinator: a client of the coordinator.
           stop: set by the launcher to end this node.
         """
@@ -68,7 +68,7 @@ class GroupLearnerNode(LearnerNode):
         self._draw_seconds = self._agree_seconds = 0.0
         self._last_round = time.perf_counter()  # the processes left it together
         super().__init__(setup, replay, coordinator, stop, name=f"learner/{index}")
-        # The same on all: their params are the same, and a host gets each version from one of them.
+        # Equal in all processes: their params are equal, so a host may get a version from any.
         self._publication = f"{self._group.agree(secrets.randbits(62))[0, 0]:x}"
 
     def _join(self) -> LearnerConfig:
@@ -116,7 +116,7 @@ class GroupLearnerNode(LearnerNode):
         return str(found)
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
-        """As in a single learner; only the first process logs."""
+        """Writes the logs of an update, in the first process only; see `LearnerNode.write`."""
         super().write(step, {} if self._index else logs)
 
     def _learn(self) -> None:
@@ -153,10 +153,11 @@ class GroupLearnerNode(LearnerNode):
         """Returns the votes of all processes, and the logs of the update that carried them.
 
         Args:
-          sample: of this process, if it has one.
-          *own: whether this process is for an update, whether it goes on, and the checkpoints due.
-          within: whether an update carries the votes; else they are a collective of their own,
-              which costs the processes less while one of them has no batch.
+          sample: this process's batch, if it has one.
+          *own: this process's votes: whether to update, whether to continue, and the number of
+            checkpoints due.
+          within: True to exchange the votes in an update; False for a separate collective, which
+            costs less while some process has no batch.
         """
         if not (within and self._learner.carries_votes):
             return self._agree(*own), None

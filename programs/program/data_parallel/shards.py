@@ -25,7 +25,7 @@ class ShareDir(RunDir):
     """
 
     index: int = 0
-    """Of the learner process."""
+    """Index of the learner process."""
 
     @property
     def checkpoints(self) -> Path:

@@ -123,7 +123,7 @@ def _tidy(folder: Path) -> None:
 
 
 def _is_torn(entry: Path) -> bool:
-    """Whether the end of a compressed file is missing; False if it is not known."""
+    """Whether a compressed file is truncated; False if that cannot be known."""
     data = entry.read_bytes()
     if data.startswith(_ZSTD):
         return False

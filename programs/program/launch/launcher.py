@@ -33,7 +33,7 @@ _PIPE_BYTES = 2**20  # the most of a program that is sent while the launcher sti
 class _Early(NamedTuple):
     process: subprocess.Popen[bytes]
     output: IO[bytes]  # the file that it prints to until it has a run
-    variables: dict[str, str]  # of the environment when it started
+    variables: dict[str, str]  # environment variables when the process started
 
 
 _early: _Early | None = None
@@ -42,7 +42,7 @@ _early: _Early | None = None
 def is_needed(args: Sequence[str]) -> bool:
     """Whether `rlstack train` with these arguments will run nodes in processes.
 
-    Where they do not say, as with a config file, the answer is no.
+    If the arguments do not tell, as with a config file, the answer is False.
     """
     given = dict(arg.partition("=")[::2] for arg in args if "=" in arg)
     given |= dict(zip(args, [*args[1:], ""], strict=True))
@@ -68,12 +68,12 @@ def early() -> Iterator[None]:
 
 @contextlib.contextmanager
 def started(code: str, run_dir: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts a launcher's process, or takes that of `early`; ends it at the end of the body.
+    """Starts a launcher's process, or uses the one of `early`; ends it at the end of the body.
 
     Args:
-      code: of the process.
-      run_dir: of its run.
-      log: of its output.
+      code: Python code that the process runs.
+      run_dir: the run directory.
+      log: the file for the process's output.
     """
     global _early
     taken = _early if code == LOCAL else None

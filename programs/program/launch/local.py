@@ -42,14 +42,14 @@ class Forked:
     """A forked child process, with a part of the interface of ``subprocess.Popen``.
 
     Attributes:
-      pid: its process id.
+      pid: the child's process id.
     """
 
     def __init__(self, function: Callable[[], int]) -> None:
-        """Forks; only the main thread may do so.
+        """Forks; call it in the main thread only.
 
         Args:
-          function: what the child runs; it returns the exit code.
+          function: the function that the child runs; it returns the exit code.
         """
         sys.stdout.flush()
         sys.stderr.flush()
@@ -108,18 +108,18 @@ _told = bytearray()  # what the parent has told of the run
 
 @dataclasses.dataclass(frozen=True)
 class NodeProcess:
-    """A node as this process starts it."""
+    """The description by which this process starts a node."""
 
     name: str
     run_dir: str
-    record: str  # of failures
+    record: str  # path of the record of failures
     log: str
-    variables: dict[str, str]  # of the environment
+    variables: dict[str, str]  # environment variables
     niceness: int
-    grace: float  # seconds from a signal until it is killed
-    silence: float  # seconds without a sign of life until it is killed; 0 for never
+    grace: float  # seconds from a signal until the node is killed
+    silence: float  # seconds without a sign of life until the node is killed; 0 for never
     max_restarts: int
-    envpool: bool = False  # whether it steps environments of EnvPool
+    envpool: bool = False  # whether the node steps environments of EnvPool
 
 
 def main() -> int:
@@ -187,9 +187,9 @@ def _leave(number: int, _: object) -> None:
 
 
 def _learn_of_run() -> bool:
-    """Takes over what the parent tells of the run; returns whether it told anything.
+    """Reads the parent's line about the run and applies it; returns False if there is none.
 
-    The line is read byte by byte, as a signal may interrupt this and read the rest.
+    The line is read byte by byte, because a signal may interrupt this function and read the rest.
     """
     while not _told.endswith(b"\n"):
         byte = os.read(0, 1)

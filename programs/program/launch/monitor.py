@@ -20,15 +20,15 @@ class ProgramMonitor:
     """Shows the coordinator's status on a display, and calls the coordinator for a launcher.
 
     Attributes:
-      has_answered: whether the coordinator has answered yet.
+      has_answered: True once the coordinator has answered.
     """
 
     def __init__(self, address: str, display: ProgressDisplay, failures: Path) -> None:
         """Starts the thread that shows the program.
 
         Args:
-          address: of the coordinator, which is asked for the status.
-          display: where to show it.
+          address: address of the coordinator, which is asked for the status.
+          display: shows the status.
           failures: the record of failures; each restart is shown as a line.
         """
         timeout = timing.DISPLAY_CALL

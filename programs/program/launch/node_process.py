@@ -27,8 +27,8 @@ def run(name: str, run_dir: str, program: bytes) -> None:
     """Runs a node and ends this process.
 
     Args:
-      name: of the node.
-      run_dir: for the title of the process.
+      name: the name of the node.
+      run_dir: the run directory, which the title of the process shows.
       program: the `rlstack.programs.program.launch.wiring.Program`, pickled.
     """
     set_title(signs.title(name, run_dir))
@@ -99,7 +99,7 @@ def _exit_process(code: int) -> None:
 
     During teardown, threads of Courier and of JAX may access freed memory and abort.
     """
-    with contextlib.suppress(BaseException):  # as for a log on a full disk
+    with contextlib.suppress(BaseException):  # flushing fails if the log is on a full disk
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

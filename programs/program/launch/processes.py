@@ -42,9 +42,9 @@ def run_processes(process: subprocess.Popen[bytes], setup: Setup, display: Progr
     """Runs the nodes in processes; returns the signal that was received, or 0.
 
     Args:
-      process: of the launcher; `launcher.LOCAL` is its code.
-      setup: of the program.
-      display: shows its progress.
+      process: the launcher's process, started with the code `launcher.LOCAL`.
+      setup: the program's setup.
+      display: shows the program's progress.
     """
     graph = graph_of(setup)
     with wiring.on_this_host(graph, setup) as program:
@@ -85,8 +85,8 @@ def started(code: str, directory: RunDir) -> Iterator[subprocess.Popen[bytes]]:
     """Starts a launcher's process, which imports what nodes need; ends it at the end of the body.
 
     Args:
-      code: of the process.
-      directory: of the run.
+      code: Python code that the process runs.
+      directory: the run directory.
     """
     directory.node_logs.mkdir(exist_ok=True)
     try:
@@ -105,10 +105,10 @@ def run(
     """Runs a program under a launcher's process; returns the signal that was received, or 0.
 
     Args:
-      process: of the launcher, from `started`.
-      prepare: makes what the launcher reads.
-      setup: of the program.
-      display: shows its progress.
+      process: the launcher's process, from `started`.
+      prepare: makes the input of the launcher.
+      setup: the program's setup.
+      display: shows the program's progress.
     """
     with StopSignals(display.write_line) as signals:
         prepared = prepare()

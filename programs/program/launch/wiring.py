@@ -87,8 +87,8 @@ def run_node(program: Program, name: str, stop: threading.Event) -> None:
     """Makes a node's object and runs it to its end.
 
     Args:
-      program: with the addresses of all nodes that this one calls.
-      name: of the node.
+      program: the program, with the addresses of all nodes that this one calls.
+      name: the name of the node.
       stop: ends the node early once it is set.
 
     Raises:
@@ -135,8 +135,8 @@ def listen_on(setup: Setup, address: str) -> tuple[int, str]:
     """Returns the port and the IPv4 address at which a node listens.
 
     Args:
-      setup: of the program, whose config may name an interface.
-      address: "host:port" that callers use.
+      setup: the program's setup, whose config may name an interface.
+      address: the "host:port" that callers use.
     """
     host, _, port = address.rpartition(":")
     interface = setup.experiment.program.interface or host

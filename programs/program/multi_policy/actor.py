@@ -57,9 +57,9 @@ class SeveralActorNode:
         """Makes the agents; `run` makes the games.
 
         Args:
-          setup: of the program.
-          rank: of this actor.
-          replays: where to write the steps of each policy that learns, as for `ActorNode`.
+          setup: the program's setup.
+          rank: rank of this actor.
+          replays: the replay to write to for each learning policy; see `ActorNode`.
           learners: a client of each policy's learner.
           services: a client of each policy's inference service; empty to infer here.
           coordinator: a client of the coordinator.

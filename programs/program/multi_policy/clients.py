@@ -40,7 +40,12 @@ class SoonLost:
     """A client of a learner whose calls wait for less long than usual."""
 
     def __init__(self, learner: Any, seconds: float) -> None:
-        """Takes a client, and the seconds that each call may take."""
+        """Wraps a client.
+
+        Args:
+          learner: the client.
+          seconds: the timeout of each call.
+        """
         self._learner, self._seconds = learner, seconds
 
     def __getattr__(self, method: str) -> Any:
@@ -52,8 +57,8 @@ def learner_of(setup: Setup, learner: RemoteObject) -> Any:
     """Returns a client of the policy's learner, from one of the node that it is in.
 
     Args:
-      setup: of the policy.
-      learner: a client of the node.
+      setup: the policy's setup.
+      learner: a client of the node that runs the learner.
     """
     together = setup.policy and setup.experiment.program.trainers == "one"
     return _OfPolicy(learner, setup.policy) if together else learner

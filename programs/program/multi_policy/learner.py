@@ -38,12 +38,12 @@ from rlstack.types import PyTree
 
 
 class Part(NamedTuple):
-    """The part of one policy, with arrays in numpy."""
+    """One policy's part of a checkpoint, with arrays in numpy."""
 
-    # {"learner": {name: ...}, "replay": ..., "versions": those of it, by who plays them}
+    # {"learner": {name: ...}, "replay": ..., "versions": its versions, by the policy that plays}
     tree: PyTree
     metadata: Mapping[str, Any]
-    progress: Progress  # of the run, as far as this learner knew
+    progress: Progress  # progress of the run, as far as this learner knows
 
 
 def joined(trees: Mapping[str, PyTree]) -> PyTree:
@@ -119,7 +119,7 @@ class PartFiles:
 
 _log = logging.getLogger(__name__)
 
-_NUMBERS = 1_000_000  # of checkpoints, for each incarnation of the learner that writes them
+_NUMBERS = 1_000_000  # checkpoint numbers reserved for each incarnation of the writing learner
 
 
 class PolicyLearnerNode(LearnerNode):
@@ -179,7 +179,7 @@ class PolicyLearnerNode(LearnerNode):
 
     @remote()
     def exchange(self, name: str, known: np.ndarray, results: Sequence[Sequence[float]]) -> bytes:
-        """Takes results of games and returns earlier versions; see `KeptVersions.exchange`."""
+        """Records results of games and returns new versions; see `KeptVersions.exchange`."""
         found = [(int(slot), int(number), score) for slot, number, score in results]
         return self._versions.exchange(name, known, found)
 
@@ -238,11 +238,11 @@ class FollowingLearnerNode(PolicyLearnerNode):
 
     @remote(idempotent=True)
     def give_part(self, number: int, last: bool) -> None:
-        """Asks for the part of the checkpoint of this number.
+        """Requests this learner's part of a checkpoint, which its learning loop then gives.
 
         Args:
-          number: of the checkpoint; repeated calls have the same one.
-          last: whether it is the last.
+          number: number of the checkpoint; repeated requests use the same number.
+          last: True for the last checkpoint of the program.
         """
         self._asked = number, last
 
@@ -300,11 +300,11 @@ class LeadingLearnerNode(PolicyLearnerNode):
         """Makes the learner.
 
         Args:
-          setup: of the policy.
-          replay: as for `LearnerNode`.
-          coordinator: likewise.
-          others: the other policies' learners, or clients of them.
-          stop: as for `LearnerNode`.
+          setup: the policy's setup.
+          replay: see `LearnerNode`.
+          coordinator: see `LearnerNode`.
+          others: the other policies' learners, or clients of these.
+          stop: see `LearnerNode`.
         """
         self._others = others
         self._files = PartFiles(setup.directory)
@@ -354,9 +354,9 @@ class LeadingLearnerNode(PolicyLearnerNode):
         self._write_at(progress, joined(trees), metadata)
 
     def _parts(self, *, last: bool) -> dict[str, Part]:
-        """Asks the other learners for their parts, and returns those that come before the end.
+        """Asks the other learners for their parts; returns the parts that arrive in time.
 
-        It gives up if one of them is lost while the program runs.
+        It gives up if one of the learners is lost while the program runs.
         """
         parts: dict[str, Part] = {}
         asked: dict[str, float] = {}  # when

@@ -30,8 +30,9 @@ class Policies:
         Raises:
           ValueError: see `divide`.
         """
-        self._rows: dict[str, int] = {}  # of one actor, by the policies that learn; empty for one
-        self._frames: Counter[str] = Counter()  # of each policy, in this command
+        # Rows of one actor that each learning policy plays; empty with a single policy.
+        self._rows: dict[str, int] = {}
+        self._frames: Counter[str] = Counter()  # frames of each policy in this command
         self.num_envs, length = experiment.env.num_envs, experiment.replay.unroll_length
         if experiment.policies:
             learning = divide(experiment).learning
@@ -78,11 +79,11 @@ class Policies:
     def in_use(self, learner: str, nodes: Mapping[str, NodeStatus]) -> int:
         """Returns the newest version of a learner's params that a node acts with; -1 for none.
 
-        A learner that is killed may have published it before it could report it itself.
+        A learner may be killed after it published a version and before it reported this version.
 
         Args:
-          learner: its name.
-          nodes: all nodes, by name.
+          learner: the learner's name.
+          nodes: the status of all nodes, by name.
         """
         gauge = f"{learner.partition('/')[2]}/params/version"
         return int(max((node.gauges.get(gauge, -1) for node in nodes.values()), default=-1))
@@ -96,7 +97,9 @@ class Policies:
         games whose seats leave, a policy may have made fewer of them.
 
         Args:
-          env_frames: frames of the program, with those of earlier commands.
+        # Rows of one actor that each learning policy plays; empty with a single policy.
+        self._rows: dict[str, int] = {}
+        self._frames: Counter[str] = Counter()  # frames of each policy in this command
           learner_steps: updates of each learner, by the name of its node.
         """
         earlier = max(0, env_frames - self._frames.total())

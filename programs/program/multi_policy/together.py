@@ -35,8 +35,8 @@ class TogetherLearnerNode:
         """Makes the learners, with the state of the checkpoint if the program resumes from one.
 
         Args:
-          setup: of the program.
-          replays: the replay of each policy that learns, as for `LearnerNode`.
+          setup: the program's setup.
+          replays: the replay of each learning policy, or a client of it; see `LearnerNode`.
           coordinator: a client of the coordinator.
           stop: set by the launcher to end this node.
         """
@@ -56,7 +56,8 @@ class TogetherLearnerNode:
         """Learns for all policies until the program is over.
 
         Raises:
-          BaseException: what the first learner that failed raised; its attribute ``node`` names it.
+          BaseException: the error of the first learner that failed; its attribute ``node`` names
+            this learner.
         """
         threads = [
             threading.Thread(target=self._run, args=(policy,), name=f"learner/{policy}")

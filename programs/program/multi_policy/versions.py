@@ -1,4 +1,4 @@
-"""Earlier versions of a policy in a program: its learner keeps them, actors have copies."""
+"""Earlier versions of a policy in a program: its learner stores them, actors hold copies."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class KeptVersions:
     """
 
     def __init__(self, histories: Mapping[str, HistoryConfig], params: Params) -> None:
-        """Keeps the first version.
+        """Saves the initial params as the first version.
 
         Args:
-          histories: how the versions are kept, by the name of the policy that plays them.
+          histories: which versions to keep, by the name of the policy that plays them.
           params: the initial params of the policy.
         """
         self._lock = threading.Lock()
@@ -41,7 +41,12 @@ class KeptVersions:
         self._on_host = OnHost()
 
     def keep(self, frames: int, params: Params) -> None:
-        """Keeps a version, for those for whom one is due at these frames of the policy."""
+        """Saves a version for each policy that plays versions and for which one is due.
+
+        Args:
+          frames: environment steps of the learning policy so far.
+          params: the policy's current params.
+        """
         for versions in self._versions.values():
             if versions.is_due(frames):
                 found = self._on_host(params)
@@ -49,12 +54,12 @@ class KeptVersions:
                     versions.add(frames, found)
 
     def exchange(self, name: str, known: np.ndarray, results: Results) -> bytes:
-        """Counts results of games, and returns what a copy of the versions lacks, encoded.
+        """Records results of games; returns the versions that a copy lacks, encoded.
 
         Args:
-          name: of the policy that plays them.
-          known: ``[max_versions]`` the numbers of the versions of the copy, see `Versions.news`.
-          results: of games since the last exchange.
+          name: the policy that plays the versions.
+          known: ``[max_versions]``, the version numbers in the copy; see `Versions.news`.
+          results: results of the games since the last exchange: (slot, version number, score).
         """
         versions = self._versions[name]
         with self._lock:
@@ -81,13 +86,13 @@ class CopiedVersions(Versions):
     """
 
     def __init__(self, cfg: HistoryConfig, name: str, agent: Agent, learner: RemoteObject) -> None:
-        """Has nothing until the first `exchange`.
+        """Makes an empty copy; the first `exchange` fills it.
 
         Args:
-          cfg: how the versions are kept.
-          name: of the policy that plays them.
-          agent: of the policy whose versions they are.
-          learner: a client of its learner.
+          cfg: the config of the history.
+          name: the policy that plays the versions.
+          agent: the agent of the policy whose versions they are.
+          learner: a client of this policy's learner.
         """
         params = jax.eval_shape(agent.initial_params, jax.eval_shape(jax.random.PRNGKey, 0))
         super().__init__(cfg, jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), params))
@@ -96,7 +101,7 @@ class CopiedVersions(Versions):
         self._results: list[tuple[int, int, float]] = []
 
     def record(self, slot: int, score: float) -> None:
-        """Counts a game; see `Versions.record`."""
+        """Records a game, also for the next `exchange`; see `Versions.record`."""
         super().record(slot, score)
         self._results.append((slot, self.number_of(slot), float(score)))
 
@@ -127,9 +132,9 @@ def copied_versions(
     """Returns a copy of the versions that a policy plays.
 
     Args:
-      setup: of the program.
-      member: the policy.
-      learners: a client of each policy's learner, or of the node that it is in.
+      setup: the program's setup.
+      member: the policy that plays the versions.
+      learners: clients of the nodes that run the policies' learners, by policy name.
     """
     of = next(own for own in setup.learning if own.policy == member.cfg.history.of)
     agent = make_agent(of.experiment, setup.spec)

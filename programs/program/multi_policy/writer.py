@@ -32,12 +32,12 @@ class RenewedWriter:
         """Opens the first writer.
 
         Args:
-          open_writer: opens a writer to the learner of now.
-          learner: its name.
-          program: a client of the coordinator, which knows whether the learner is there.
+          open_writer: opens a writer to the learner that is running now.
+          learner: the learner's name.
+          program: a client of the coordinator, which knows whether the learner is running.
 
         Raises:
-          UnavailableError: the learner does not answer; also as ``open_writer``.
+          UnavailableError: the learner does not answer. Errors of ``open_writer`` are raised too.
         """
         self._open, self._name, self._program = open_writer, learner, program
         # Read before the writer is opened. A learner that is restarted in between has a higher
@@ -48,7 +48,7 @@ class RenewedWriter:
 
     @property
     def has_learner(self) -> bool:
-        """Whether the learner is there, as far as this actor knows."""
+        """Whether the learner is running, as far as this actor knows."""
         return self._writer is not None and self._there() is not None
 
     def add(

@@ -46,7 +46,7 @@ class Updates(NamedTuple):
         """Reads ``FIRST..LAST``, or the number of one update.
 
         Raises:
-          ValueError: it is neither, or the last one comes before the first.
+          ValueError: the text has neither form, or the last update comes before the first.
         """
         found = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text)
         made = cls(int(found[1]), int(found[2] or found[1])) if found else cls(0, 0)
@@ -67,13 +67,13 @@ class Profile:
     def __init__(
         self, updates: Updates | None, directory: RunDir, node: str, other: str = OTHER
     ) -> None:
-        """Measures nothing yet.
+        """Creates a profile; measuring begins when `observe` sees the first update.
 
         Args:
-          updates: which; None for a run that is not profiled, of which all methods do nothing.
-          directory: of the run; the results are in ``profile/``.
+          updates: the updates to measure; None disables the profile, so all methods do nothing.
+          directory: the run's directory; the results are written to ``profile/`` in it.
           node: the name of the node, such as ``actor/0``.
-          other: what the node does in the time that is not counted.
+          other: label for the time that no other label covers.
         """
         self._updates, self._node, self._other = updates, node, other
         self._path = directory.profile / node.replace("/", "-")
@@ -88,11 +88,12 @@ class Profile:
             _prepare_tracing()
 
     def time(self, part: Any, **methods: str) -> None:
-        """Counts the seconds in methods of an object.
+        """Measures the seconds spent in methods of an object.
 
         Args:
-          part: the object; None is left out.
-          **methods: what is counted, by the name of the method; those that it lacks are left out.
+          part: the object; None is skipped.
+          **methods: a label for the measured time, by the name of the method. Methods that the
+            object lacks are skipped.
         """
         if self._updates is None:
             return
@@ -102,21 +103,21 @@ class Profile:
                 setattr(part, name, self._timed(method, label))
 
     def read(self, label: str, counter: Callable[[], float]) -> None:
-        """Counts the growth of a counter of seconds."""
+        """Measures how much a counter of seconds grows, under the given label."""
         self._counters[label] = counter
 
     def time_acting(self, env: Any, inferencer: Any, replay: Any) -> None:
-        """Counts the seconds in the parts of an actor."""
+        """Measures the seconds spent in the parts of an actor."""
         self.time(env, recv=ENVIRONMENTS)
         self.time(inferencer, inference=ACTING)
         self.time(replay, add=WRITING)
 
     def time_loop(self, loop: Any) -> None:
-        """Counts the seconds in the parts of a loop in one process, as far as it has them."""
+        """Measures the seconds spent in the parts of a single-process loop; skips absent parts."""
         parts = [getattr(loop, name, None) for name in ("env", "inferencer", "replay")]
         self.time_acting(*parts)
         self.time(parts[-1], sample=DRAWING)
-        self.time(getattr(loop, "windows", None), sample=DRAWING)  # of recorded data
+        self.time(getattr(loop, "windows", None), sample=DRAWING)  # windows of recorded data
         self.time(loop.learner, step=LEARNING)
         self.time(loop, call=COMPILED)
 
@@ -134,10 +135,10 @@ class Profile:
         return timed
 
     def observe(self, version: int) -> None:
-        """Begins or ends to measure; call it between steps, in any thread.
+        """Starts or stops measuring as updates pass; call it between steps, in any thread.
 
         Args:
-          version: number of updates so far, or of those in the params that act.
+          version: number of updates so far; in an actor, the number in the params that act.
         """
         if self._ended or self._updates is None:
             return
@@ -200,7 +201,7 @@ def chosen_updates(text: str, experiment: Experiment) -> Updates | None:
     """Returns the updates to profile, None for "".
 
     Raises:
-      ValueError: they are no updates, or the run cannot be profiled.
+      ValueError: the text names no updates, or the run cannot be profiled.
     """
     if not text:
         return None

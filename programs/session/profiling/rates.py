@@ -19,17 +19,17 @@ class FrameRates:
     """
 
     def __init__(self) -> None:
-        """Has counted nothing yet."""
+        """Starts with no frames."""
         self._frames: dict[str, float] = {}
         self._total = 0.0
         self._moments: deque[tuple[float, Mapping[str, float]]] = deque()  # oldest first
 
     def count(self, node: str, frames: float, now: float) -> None:
-        """Counts frames.
+        """Adds frames that a node has made.
 
         Args:
-          node: that made them.
-          frames: since its last report.
+          node: name of the node.
+          frames: number of frames since the node's last report.
           now: the time in seconds.
         """
         self._frames[node] = self._frames.get(node, 0.0) + frames

@@ -98,11 +98,11 @@ class Normalisation:
     """The linear map of returns to scores of each task."""
 
     text: str
-    """What a report says about it."""
+    """The description of the normalisation in a report."""
     ranges: Mapping[str, Range]
     """The returns that become 0 and 1, by the simple name of the task."""
     default: Range | None = None
-    """Those of tasks that are not in `ranges`."""
+    """The returns that become 0 and 1 in tasks that are not in `ranges`; None for an error."""
 
     def __call__(self, environment: str, returns: Sequence[float] | np.ndarray) -> np.ndarray:
         """Returns the scores of returns in an environment.

@@ -23,7 +23,8 @@ _COLORS = (
     "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd",
     "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf",
 )  # fmt: skip
-_WIDTH, _HEIGHT, _TOP, _BOTTOM, _RIGHT = 620, 340, 12, 44, 16  # of a plot, in pixels
+# Size and margins of a plot, in pixels.
+_WIDTH, _HEIGHT, _TOP, _BOTTOM, _RIGHT = 620, 340, 12, 44, 16
 _ROW, _LETTER = 28, 6.5  # height of a row of bars and width of a letter, in pixels
 
 
@@ -37,9 +38,9 @@ def html(
     """Returns the page.
 
     Args:
-      title: of the page.
-      intro: a paragraph below it.
-      plots: their keys are not shown.
+      title: title of the page.
+      intro: a paragraph below the title.
+      plots: the plots; the keys are not shown.
       sections: titles and tables below the plots.
       remarks: sentences above the plots.
     """

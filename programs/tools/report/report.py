@@ -33,7 +33,7 @@ _INTERVALS = (
 
 
 class Report(NamedTuple):
-    """What a report shows."""
+    """The content of a report."""
 
     groups: Mapping[str, Sequence[Run]]  # runs that differ in their seeds, by name
     statistics: Statistics
@@ -61,9 +61,9 @@ def make(
 
     Args:
       sources: the groups of runs of each directory, with its name.
-      by: what the statistics compare; see `rlstack.programs.tools.report.runs.methods`.
-      normalisation: for averages over tasks.
-      compare: whether to compare each pair of methods.
+      by: the property by which runs form methods; see `rlstack.programs.tools.report.runs.methods`.
+      normalisation: maps returns to scores that can be averaged over tasks.
+      compare: True to compare each pair of methods.
 
     Raises:
       ValueError: a directory holds no finished run, a group has a seed twice, or a method has two

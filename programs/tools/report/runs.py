@@ -66,8 +66,8 @@ class Run(NamedTuple):
 class Group(NamedTuple):
     """Runs of one task that differ in their seeds only."""
 
-    name: str  # of the preset, and the values of varied options
-    runs: Sequence[Run]  # by seed
+    name: str  # the preset's name, and the values of varied options
+    runs: Sequence[Run]  # the runs, sorted by seed
 
     @property
     def task(self) -> str:
@@ -76,7 +76,7 @@ class Group(NamedTuple):
 
 
 class Method(NamedTuple):
-    """What a report compares: the runs of a preset, an agent or a directory."""
+    """The unit that a report compares: the runs of a preset, an agent or a directory."""
 
     name: str
     tasks: Mapping[str, Sequence[Run]]
@@ -131,7 +131,7 @@ def methods(sources: Mapping[str, Sequence[Group]], by: By) -> list[Method]:
 
     Args:
       sources: the groups of each directory.
-      by: what the groups of a method have in common: their name (preset), agent, or directory.
+      by: the property that the groups of a method share: their name (preset), agent, or directory.
 
     Raises:
       ValueError: a method would have two groups of one task.
@@ -156,6 +156,6 @@ def methods(sources: Mapping[str, Sequence[Group]], by: By) -> list[Method]:
 
 
 def _newest(lines: Sequence[Mapping[str, float]], name: str) -> int:
-    """Returns the last value of a log. It is 0 if no line has the log."""
+    """Returns the last value of a log; 0 if no line contains it."""
     values = (line[name] for line in reversed(lines) if name in line)
     return next((int(value) for value in values if np.isfinite(value)), 0)

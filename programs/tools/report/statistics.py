@@ -15,9 +15,9 @@ from rlstack.programs.tools.report.runs import Method, Run
 
 OF_ONE_TASK = {"mean": intervals.mean, "median": intervals.median, "IQM": intervals.iqm}
 OVER_TASKS = {**OF_ONE_TASK, "optimality gap": intervals.optimality_gap}
-_POINTS = 60  # of learning curves
-_LEVELS = 240  # of profiles, which have steps
-_RESAMPLES = 2_000  # for each point of a curve or profile
+_POINTS = 60  # number of points of a learning curve
+_LEVELS = 240  # number of points of a profile; profiles have steps, so they need more
+_RESAMPLES = 2_000  # bootstrap resamples for each point of a curve or profile
 
 
 class Estimates(NamedTuple):
@@ -80,7 +80,7 @@ def compute(
       methods: the runs.
       normalisation: puts the scores of tasks on one scale; without it nothing is averaged over
         tasks.
-      compare: whether to compare each pair of methods on the tasks that both have.
+      compare: True to compare each pair of methods on the tasks that both have.
 
     Raises:
       ValueError: the normalisation does not know a task, or methods to be compared have no task in
@@ -118,9 +118,9 @@ def learning_curve(
     """Returns the interquartile mean over runs at the same frames (sample efficiency).
 
     Args:
-      name: of the method.
+      name: name of the method.
       tasks: the runs of each task.
-      normalisation: for the runs of several tasks.
+      normalisation: maps returns to scores, if runs of several tasks are averaged.
 
     Returns:
       The curve over the frames that all runs have; None if there are none.

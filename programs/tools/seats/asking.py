@@ -22,7 +22,7 @@ class Quit(Exception):  # noqa: N818  (a request, not an error)
 
 
 class Asker:
-    """Asks for discrete actions, and says which are legal.
+    """Asks a person for discrete actions, and tells which actions are legal.
 
     Attributes:
       console: receives the output.
@@ -32,13 +32,13 @@ class Asker:
     def __init__(
         self, console: Console, labels: Labels, action_spec: PyTree, follows: bool = False
     ) -> None:
-        """Asks nothing yet.
+        """Checks that the actions are discrete.
 
         Args:
           console: receives the output.
           labels: names the choices.
-          action_spec: of one action: an array, or a dict of them.
-          follows: whether an empty line plays the choice of an agent.
+          action_spec: the spec of one action: an array, or a dict of arrays.
+          follows: True to let an empty line play the choice of an agent.
 
         Raises:
           ValueError: the actions are no discrete choices.
@@ -96,9 +96,9 @@ class Asker:
         """Asks for the choice of every chooser; returns the action.
 
         Args:
-          observation: what the person decides by.
-          prediction: what an agent would do, if it is shown.
-          who: begins each question.
+          observation: the observation, which determines the legal actions.
+          prediction: an agent's action and estimates to show, if any.
+          who: text that begins each question.
 
         Raises:
           Quit: the person asked to quit.

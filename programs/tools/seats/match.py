@@ -18,7 +18,7 @@ class Player(Protocol):
 
     @property
     def sees_waits(self) -> bool:
-        """Whether it also acts where the game ignores it: at turns of others, after its end."""
+        """Whether the player also acts when the game ignores it, as in the turns of others."""
 
     def begin(self) -> None:
         """Begins an episode with the next observation."""
@@ -52,18 +52,18 @@ class Moment(NamedTuple):
     """A step of a game."""
 
     timestep: TimeStep  # [seats, ...]
-    step: int  # from 0
-    returns: Array  # [seats], so far
-    choices: Sequence[Prediction | None]  # of the seats; None for those whose action is ignored
+    step: int  # number of the step, from 0
+    returns: Array  # [seats], undiscounted returns so far
+    choices: Sequence[Prediction | None]  # by seat; None for seats whose action is ignored
     is_last: bool  # whether nothing follows
 
 
 class Game(NamedTuple):
     """A game that was played."""
 
-    returns: tuple[float, ...]  # undiscounted, of the seats
-    length: int  # in steps
-    cut: bool  # whether it was cut before its end
+    returns: tuple[float, ...]  # undiscounted return of each seat
+    length: int  # number of steps
+    cut: bool  # whether the game was cut before its end
     moves: tuple[bytes, ...]  # the actions of each step
 
 
@@ -79,9 +79,10 @@ def play_game(
 
     Args:
       stage: the game.
-      players: one for each seat.
-      max_steps: the game is cut after as many.
-      show: called at each step, before its actions are taken, and once at the end; may raise.
+      players: the players, one for each seat.
+      max_steps: number of steps after which the game is cut.
+      show: called at each step before the players' actions are applied, and once at the end; may
+        raise.
     """
     number = len(players)
     timestep = stage.pool.reset()
@@ -120,13 +121,13 @@ def _ignored(stage: Stage, timestep: TimeStep) -> Array:
 def _predictions(
     players: Sequence[Player], timestep: TimeStep, since: Array, ignored: Array
 ) -> list[Prediction | None]:
-    """Returns what the players do; None for those that do not see this step.
+    """Returns each player's action and estimates; None for players that do not see this step.
 
     Args:
-      players: one for each seat.
+      players: the players, one for each seat.
       timestep: the step.
-      since: ``[seats]`` the rewards since each of them acted last.
-      ignored: ``[seats]`` whether the game ignores them.
+      since: ``[seats]``, the sum of rewards since each player's last action.
+      ignored: ``[seats]``, True for the seats whose actions the game ignores.
     """
     first = timestep.first()
     found: list[Prediction | None] = []

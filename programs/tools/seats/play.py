@@ -51,11 +51,11 @@ def play(
       run: the directory of a run, or of a checkpoint; that of a run with several policies may be
         followed by ``:NAME`` of the policy that plays all other seats.
       seat: the person's seat, by name or number.
-      params: which params of the run: the last ones, or those with the best evaluation.
-      greedy: whether policies take their best action; otherwise as at the end of training.
-      agent: whether the probabilities and the value of the agent that would play the person's seat
-        are shown, and an empty line plays its choice.
-      seed: of the game and of random actions; by default that of the run.
+      params: "last" for the newest params, "best" for those with the best return in an evaluation.
+      greedy: True if policies take their best action; False to explore as at the end of training.
+      agent: True to show the probabilities and the value of the agent that would play the person's
+        seat, and to let an empty line play this agent's choice.
+      seed: seed of the game and of random actions; by default the seed of the run.
       console: receives the output; standard output by default.
 
     Returns:
@@ -198,5 +198,5 @@ class _Person:
 
 
 def _only(action: PyTree) -> Prediction:
-    """Returns an action of which nothing else is known."""
+    """Returns a prediction with an action only, without probabilities and values."""
     return Prediction(action, {}, {}, None)

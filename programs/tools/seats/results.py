@@ -41,7 +41,7 @@ class Standing(NamedTuple):
     draws: int  # shared with other winners
     losses: int
     score: Interval | None  # share of games won, a draw counts 1/2; None without a complete game
-    mean_return: float  # of its seats, over all episodes
+    mean_return: float  # mean return of the side's seats over all episodes
 
 
 def seatings(num_seats: int, num_sides: int, episodes: int) -> list[tuple[int, ...]]:
@@ -82,9 +82,9 @@ def told(number: int, episode: Episode, names: Sequence[str], seats: Sequence[st
     """Returns an episode in words: returns by seat, and the winner.
 
     Args:
-      number: of the episode, from 1.
+      number: number of the episode, from 1.
       episode: the episode.
-      names: of the sides.
+      names: names of the sides.
       seats: names of the seats.
     """
     game = episode.game
@@ -110,8 +110,9 @@ def summary(found: Sequence[Standing], repeated: int) -> list[str]:
     """Returns the results in words, a line for each side.
 
     Args:
-      found: what `standings` returned.
-      repeated: number of episodes that repeat another one, of policies that draw no actions.
+      found: the result of `standings`.
+      repeated: number of episodes that repeat another one move for move, as deterministic policies
+        may do.
     """
     lines = []
     for one in found:

@@ -30,13 +30,13 @@ from rlstack.types import EnvSpec
 
 
 class Entry(NamedTuple):
-    """A run that plays."""
+    """A run that takes part in a game."""
 
-    text: str  # as the user gave it
-    path: Path  # of the checkpoint
-    policy: str  # the name of the policy that plays all seats; empty for those of each seat
+    text: str  # the run as the user named it
+    path: Path  # path of the checkpoint
+    policy: str  # the policy that plays all seats; empty if each seat has its own policy
     experiment: Experiment
-    run: str  # name of its directory
+    run: str  # name of the run's directory
 
     @property
     def env_frames(self) -> int:
@@ -45,10 +45,10 @@ class Entry(NamedTuple):
 
 
 class Side(NamedTuple):
-    """What plays for one run."""
+    """The policies that play for one run."""
 
     name: str
-    policies: tuple[Policy, ...]  # of each seat, with a state of its own
+    policies: tuple[Policy, ...]  # one for each seat, each with its own recurrent state
 
 
 def find(command: str, text: str | os.PathLike[str], params: Which = "last") -> Entry:
@@ -58,7 +58,7 @@ def find(command: str, text: str | os.PathLike[str], params: Which = "last") -> 
       command: begins the messages.
       text: the directory of a run, or of one of its checkpoints; a run of several policies may be
         followed by ``:NAME`` of the policy that plays all seats.
-      params: which checkpoint of a run.
+      params: the checkpoint of a run to use, "last" or "best".
 
     Raises:
       ValueError: there is no such run, checkpoint or policy.
@@ -88,10 +88,10 @@ def check_same_game(entries: Sequence[Entry], spec: EnvSpec) -> None:
 
     Args:
       entries: the runs.
-      spec: of the game of the first one.
+      spec: the spec of the first run's game.
 
     Raises:
-      ValueError: one of them has learned another game, or sees other observations.
+      ValueError: a run has learned another game, or has other observations or actions.
     """
     first = entries[0]
     wanted = _game(first.experiment)
@@ -115,10 +115,10 @@ def sides_of(
 
     Args:
       entries: the runs.
-      spec: of the game.
-      num_seats: number of its seats.
-      greedy: whether policies that have learned take their best action.
-      seed: of random actions.
+      spec: the spec of the game.
+      num_seats: number of the game's seats.
+      greedy: True if policies that have learned take their best action.
+      seed: seed of the random actions.
 
     Raises:
       ValueError: a checkpoint cannot be read, or a policy does not fit the game.

@@ -29,7 +29,7 @@ from rlstack.programs.tools.seats.sides import Entry, Side, check_same_game, fin
 
 
 class Watched(NamedTuple):
-    """What was seen."""
+    """The games that were played."""
 
     sides: list[str]  # names, in the order of the runs
     seats: tuple[str, ...]  # names
@@ -71,21 +71,21 @@ def watch(
 ) -> Watched:
     """Plays games between runs in the environments of the first one's evaluation.
 
-    The policies of a run play the seats that they played in training. Where earlier versions of a
-    policy played, its newest params do.
+    The policies of a run play the seats that they played in training. A policy's newest params play
+    the seats that its earlier versions played.
 
     Args:
-      runs: directories of runs, or of checkpoints; that of a run with several policies may be
-        followed by ``:NAME`` of the policy that plays all seats for this run.
+      runs: directories of runs, or of checkpoints. For a run with several policies, ``:NAME`` after
+        the directory names the policy that plays all seats for this run.
       video: the file to write, .mp4, .webm or .gif; by default the terminal shows the games.
-      window: whether to show the games in a window; closing it ends the last one early.
-      shows: whether anything is shown, without a video.
+      window: True to show the games in a window; closing it ends the last game early.
+      shows: False to show nothing, unless `video` is given.
       episodes: number of games; by default one for each run, so that each plays each seat once.
       params: "last" for the newest params, "best" for those with the best return in an evaluation.
-      greedy: whether policies take their best action; otherwise as at the end of training.
-      seed: of the game and of random actions; by default that of the first run.
-      max_steps: a game that is longer is cut, and has no winner.
-      fps: steps in a second; by default what the game says, or 10.
+      greedy: True if policies take their best action; False to explore as at the end of training.
+      seed: seed of the game and of random actions; by default the seed of the first run.
+      max_steps: number of steps after which a game is cut; a game that is cut has no winner.
+      fps: steps per second; by default the game's own rate, or 10.
       console: shows the games; standard output by default.
       tell: called with the result of each episode in words, when it ends.
 

@@ -45,16 +45,16 @@ class GameServer:
         most: int = 64,
         tell: Callable[[str], object] = lambda _: None,
     ) -> None:
-        """Listens.
+        """Starts to listen at the address.
 
         Args:
           run_dir: the directory of a run with a checkpoint.
           address: ``host:port`` or ``unix:path``; port 0 takes a free one.
           params: "last" for the newest params, "best" for those with the best return in an
             evaluation.
-          greedy: whether to take the best action; otherwise players explore.
-          most: number of players at the same time, in all games with the same spaces.
-          tell: is called with a line when a game comes or goes.
+          greedy: True if players take the best action; False to explore.
+          most: maximum number of players at the same time, over all games with the same spaces.
+          tell: called with a line when a game connects or disconnects.
 
         Raises:
           ValueError: there is no run or no checkpoint, or listening is not possible.
@@ -65,7 +65,7 @@ class GameServer:
             team_from_run(run_dir, seen, actions, most, params=params, greedy=greedy)
         )
         self._tell = tell
-        self._lock = threading.Lock()  # of what follows, and of the players' computations
+        self._lock = threading.Lock()  # guards the fields below and the players' computations
         self._idle: list[tuple[ObsSpace, ActionSpace, list[RunAgent]]] = []
         self._games = 0
         self._threads: set[threading.Thread] = set()

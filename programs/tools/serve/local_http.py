@@ -1,4 +1,4 @@
-"""HTTP servers that answer this machine only; it does not import JAX."""
+"""HTTP servers that answer this machine only. This module does not import JAX."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 _HOST = "127.0.0.1"
-_NAMES = ("127.0.0.1", "localhost")  # that a request may give as its host
+_NAMES = ("127.0.0.1", "localhost")  # host names that a request may give
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
@@ -61,10 +61,10 @@ class LocalServer(ThreadingHTTPServer):
 
 
 class LocalHandler(BaseHTTPRequestHandler):
-    """Answers requests that name this machine as their host.
+    """Answers requests whose host name is localhost or 127.0.0.1.
 
-    A page of another site may have a host name that means this machine (DNS rebinding). Therefore a
-    request must name localhost or 127.0.0.1 as its host.
+    The check prevents DNS rebinding, in which the host name of another site is made to resolve to
+    this machine.
     """
 
     timeout = 10  # seconds for a request: an unused connection holds a thread
@@ -99,12 +99,12 @@ class LocalHandler(BaseHTTPRequestHandler):
         self.answer(status, "application/json", body)
 
     def answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
-        """Answers.
+        """Sends a response.
 
         Args:
-          status: of the answer.
-          kind: its media type.
-          body: what it contains.
+          status: status code of the response.
+          kind: media type of the body.
+          body: content of the response.
         """
         self.send_response(status)
         for name, value in {**_HEADERS, **self.more_headers()}.items():

@@ -18,7 +18,7 @@ _FIELDS = ("observation", "player", "first", "reward")
 
 
 class TooManyPlayersError(ValueError):
-    """No further player can be remembered."""
+    """The state of a further player cannot be stored."""
 
 
 class Players:
@@ -32,17 +32,18 @@ class Players:
 
         Args:
           policy: acts for all players.
-          most: number of players that it remembers; a policy without a state remembers none.
+          most: maximum number of players whose states are stored; none are stored for a policy
+            without a state.
         """
         policy.pad_batches = True  # others choose the sizes, and each size is compiled
         self._policy, self._most = policy, most
         self._players: dict[str, Policy] = {}
         self._lock = threading.Lock()
-        self._seed = 0  # of the newest player
+        self._seed = 0  # seed of the newest player
         self.keeps_state = bool(jax.tree.leaves(policy.agent.initial_state(1)))
 
     def describe(self) -> dict[str, Any]:
-        """Returns what clients must know: observations, actions, and whether there is a state."""
+        """Returns the description for clients: observations, actions, and if there is a state."""
         policy = self._policy
         return {
             "env": policy.experiment.env.name,
@@ -76,7 +77,7 @@ class Players:
         return dict(prediction._asdict())
 
     def forget(self, player: str) -> bool:
-        """Forgets a player; returns whether it was known."""
+        """Removes a player's state; returns whether there was one."""
         with self._lock:
             return self._players.pop(player, None) is not None
 
@@ -135,7 +136,7 @@ def _checked(step: Any) -> Mapping[str, Any]:
 
 
 def _as_spec(spec: PyTree, value: Any) -> PyTree:
-    """Returns a value of JSON with the mappings and tuples of a spec, as far as it fits."""
+    """Converts a JSON value to the mappings and tuples of a spec, as far as it fits."""
     if isinstance(spec, Mapping) and isinstance(value, Mapping):
         return {name: _as_spec(spec.get(name), part) for name, part in value.items()}
     if isinstance(spec, tuple) and isinstance(value, list) and len(spec) == len(value):

@@ -12,8 +12,8 @@ from rlstack.checks import WrongKindError
 from rlstack.programs.tools.serve.local_http import LocalHandler, LocalServer
 from rlstack.programs.tools.serve.players import Players, TooManyPlayersError
 
-_MOST_BYTES = 64 << 20  # of a request
-_MOST_DIGITS = 20  # of the number of bytes
+_MOST_BYTES = 64 << 20  # maximum size of a request
+_MOST_DIGITS = 20  # maximum digits of the stated number of bytes
 _PLAYERS = "/players/"
 
 
@@ -21,17 +21,18 @@ class PolicyServer(LocalServer):
     """Answers requests of this machine for actions.
 
     Attributes:
-      players: take the steps.
-      origins: of web pages that may send requests.
+      players: computes the actions, with a state for each player.
+      origins: the origins of web pages that may send requests.
     """
 
     def __init__(self, players: Players, port: int, origins: Sequence[str] = ()) -> None:
         """Opens the port.
 
         Args:
-          players: take the steps.
-          port: at which to answer; 0 for any free one.
-          origins: of web pages that may send requests, such as ``http://localhost:3000``.
+          players: computes the actions, with a state for each player.
+          port: port to listen at; 0 for any free one.
+          origins: the origins of web pages that may send requests, such as
+            ``http://localhost:3000``.
 
         Raises:
           rlstack.programs.tools.serve.local_http.PortError: the port cannot be used.

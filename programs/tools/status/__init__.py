@@ -1,4 +1,4 @@
 """How runs are doing, read from their files and processes alone: ``rlstack top`` and ``dashboard``.
 
-It asks no node anything, so that a running program does not notice it. It does not import JAX.
+No node is asked, so a running program is not disturbed. The package does not import JAX.
 """

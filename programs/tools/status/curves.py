@@ -21,10 +21,10 @@ class Curves:
     """
 
     def __init__(self, limit: int = 500) -> None:
-        """Has no curves yet.
+        """Starts without curves.
 
         Args:
-          limit: most points of a curve, an even number.
+          limit: maximum number of points of a curve, even.
 
         Raises:
           ValueError: `limit` is odd or below 2.

@@ -37,7 +37,7 @@ class Dashboard:
     def __init__(
         self, root: Path, limit: int = 30, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Reads nothing yet.
+        """Creates the dashboard; `state` reads the runs.
 
         Args:
           root: the directory of a run, a set or a sweep, or a folder that holds some or none yet.
@@ -63,7 +63,7 @@ class Dashboard:
         self._read_at = -math.inf
 
     def state(self) -> Json:
-        """Returns the state of all shown runs, those that a command has first.
+        """Returns the state of all shown runs; runs that a command is working on come first.
 
         `version` of a run changes when its curves do. `group` is equal for runs of one preset whose
         options differ in the seed only.
@@ -78,7 +78,7 @@ class Dashboard:
 
         Args:
           run: the `id` of the run in the state.
-          names: of the logs; one that the run does not have has no points.
+          names: names of the logs; a log that the run lacks gives a curve without points.
         """
         with self._lock:
             watched = self._watched.get(self._root / run)

@@ -15,22 +15,22 @@ class NodeRow(NamedTuple):
     name: str
     state: str  # up, down, or ? if it may be on another host
     process: NodeProcess | None
-    cores: float  # that it keeps busy
+    cores: float  # number of cores that the node keeps busy
     restarts: int
 
 
 class NodeRows:
-    """Finds the nodes of runs again and again, to measure the processor time between two looks."""
+    """Finds the nodes of runs repeatedly, and measures their processor time between two calls."""
 
     def __init__(self) -> None:
-        """Has looked at nothing yet."""
+        """Starts without measurements of processor time."""
         self._cpu = CpuMeter()
 
     def of(self, status: RunStatus, found: Mapping[str, NodeProcess]) -> list[NodeRow]:
         """Returns the nodes of a run.
 
         Args:
-          status: of the run.
+          status: the status of the run.
           found: the processes of the run, by node.
         """
         program = {name for name in found if name != "train"}

@@ -65,14 +65,14 @@ def _joined(other: NodeProcess | None, one: NodeProcess, *, is_node: bool) -> No
 
 
 class CpuMeter:
-    """Measures how much processor time nodes take between two looks."""
+    """Measures the processor time that nodes use between two calls."""
 
     def __init__(self) -> None:
-        """Has looked at nothing yet."""
+        """Starts without measurements."""
         self._last: dict[tuple[str, int], tuple[float, float]] = {}
 
     def share(self, node: str, process: NodeProcess, now: float | None = None) -> float:
-        """Returns the cores that a node keeps busy since the last look; first, since its start."""
+        """Returns the mean number of busy cores since the last call, or since the node's start."""
         now = time.monotonic() if now is None else now
         key = (node, process.pid)
         then, before = self._last.get(key, (now - process.age, 0.0))

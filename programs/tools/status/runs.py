@@ -35,41 +35,41 @@ _TAIL = 1 << 17  # bytes of the metrics that are read at first: hundreds of line
 _WINDOW = 8  # lines over which waits are measured
 _DEPTH = 4  # folder, sweep, trials, trial, run
 _LONG_WAIT = 0.1  # share of the time from which a wait is worth a word
-_AXES = ("env_frames", "wall_time")  # that a line of metrics has
+_AXES = ("env_frames", "wall_time")  # entries without which a metrics line is skipped
 _NUMBERED = ("actor", "inferencer")  # groups of nodes whose names have a number
 
 
 class RunStatus(NamedTuple):
-    """What is known of a run at one moment."""
+    """The state of a run at one moment, as its files show it."""
 
     path: Path
     state: str  # one of STATES
     preset: str
     topology: str
     frames: int  # environment steps so far
-    budget: int  # of them
+    budget: int  # environment steps after which the run ends
     logs: Mapping[str, float]  # the newest value of each name
     silence: float  # seconds since the last line of logs; infinite without logs
     waits: Mapping[str, float]  # name of the log -> share of the time lately, 0 to 1
-    restarts: Mapping[str, int]  # of nodes, by name
-    nodes: tuple[str, ...]  # those with a log
-    holder: Holder | None  # the command that has the directory
-    config: Mapping[str, Any]  # as JSON
+    restarts: Mapping[str, int]  # number of restarts of each node, by name
+    nodes: tuple[str, ...]  # names of the nodes that have a log
+    holder: Holder | None  # the command that has claimed the directory
+    config: Mapping[str, Any]  # the run's config as JSON
     result: Result | None
 
     @property
     def active(self) -> bool:
-        """Whether a command has the run, here or elsewhere."""
+        """Whether a command is working on the run, on this machine or elsewhere."""
         return self.state in ("running", "starting", "elsewhere")
 
     @property
     def rate(self) -> float:
-        """Environment steps per second; 0 if they are not known."""
+        """Environment steps per second; 0 if unknown."""
         return self.logs.get("actor/frames_per_second", 0.0)
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the budget is spent at this rate; NaN if they are not known."""
+        """Seconds until the budget is spent at the current rate; NaN if unknown."""
         if not (self.active and self.rate):
             return math.nan
         return max(0, self.budget - self.frames) / self.rate
@@ -81,12 +81,12 @@ class RunStatus(NamedTuple):
 
     @property
     def actors_wait(self) -> float | None:
-        """The share of the time that actors wait for the learner; None if it is not known."""
+        """The share of the time that actors wait for the learner; None if unknown."""
         return self._share("actor/")
 
     @property
     def learner_waits(self) -> float | None:
-        """The share of the time that the learner waits for batches; None if it is not known."""
+        """The share of the time that the learner waits for batches; None if unknown."""
         return self._share("replay/sample")
 
     def _share(self, prefix: str) -> float | None:
@@ -111,7 +111,7 @@ class RunStatus(NamedTuple):
 
 
 class RunReader:
-    """Reads the state of a run again and again; each time only the new lines of its metrics."""
+    """Reads the state of a run repeatedly; each call reads only the new lines of the metrics."""
 
     def __init__(
         self, path: Path, clock: Callable[[], float] = time.time, curves: Curves | None = None
@@ -125,7 +125,7 @@ class RunReader:
             read.
 
         Raises:
-          RunDirError: it holds no run.
+          RunDirError: the directory holds no run.
         """
         self._directory = RunDir.open(path)
         self._clock = clock
@@ -137,7 +137,7 @@ class RunReader:
         self._lines: deque[dict[str, float]] = deque(maxlen=_WINDOW)
 
     def read(self) -> RunStatus:
-        """Returns the state of now."""
+        """Returns the current state."""
         self._read_metrics()
         directory, config = self._directory, self._read_config()
         holder = _holder(directory.path)

@@ -48,7 +48,7 @@ class Top:
         self._find()
 
     def render(self) -> Group:
-        """Returns the table of now."""
+        """Returns a table of the current state."""
         from rich.console import Group
         from rich.table import Table
 
@@ -93,9 +93,9 @@ def show(paths: Sequence[Path], console: Console, *, once: bool, limit: int) -> 
 
     Args:
       paths: directories of runs, or of folders with runs.
-      console: where to show it. If it is no terminal, the table is shown once.
-      once: whether to print the table and return.
-      limit: most runs to show.
+      console: shows the table; once only, if it is not a terminal.
+      once: True to print the table and return.
+      limit: maximum number of runs to show.
 
     Raises:
       RunDirError: a directory holds no runs.

@@ -45,7 +45,7 @@ class CherryPick:
         return self._observe(0.0)
 
     def act(self, actions: Actions) -> Observation:
-        """Takes the cherry."""
+        """Removes the chosen cherry; its quality is the reward."""
         _, row = actions["pick"].actees[0]
         return self._observe(self._qualities.pop(row))
 

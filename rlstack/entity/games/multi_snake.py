@@ -82,7 +82,7 @@ class MultiSnake:
         self._growth = 1.0 / ((max_snake_length - 1) * num_snakes)
         self._rng = np.random.default_rng(seed)
         self._drawn: list[int] = []
-        self._cells: dict[Cell, int] = {}  # those that are not free
+        self._cells: dict[Cell, int] = {}  # cells that are occupied
         self._snakes: list[deque[Cell]] = []  # heads last
         self._food: list[Cell] = []
 

@@ -79,8 +79,8 @@ def SocketGame(  # noqa: N802 (a builder, named as what it builds)
       command: starts one game. The environment variables RLSTACK_GAME_ADDRESS and
         RLSTACK_GAME_TOKEN tell it where to connect. Without a command, rlstack waits for games
         that connect on their own.
-      address: where to listen, ``host:port`` or ``unix:path``; by default a free port of the
-        loopback interface. There is no encryption: use other interfaces only in a network that
+      address: the address to listen at, ``host:port`` or ``unix:path``; by default a free port of
+        the loopback interface. There is no encryption: use other interfaces only in a network that
         you trust.
       agents: number of agents of the game.
       seed: seed of this environment. The game gets the seed of its first agent's environment.

@@ -50,14 +50,14 @@ class Connection:
         token: str | None = None,
         patience: float = 3600.0,
     ):
-        """Connects.
+        """Connects to the trainer, and sends the game's spaces.
 
         Args:
-          obs_space: what every agent observes.
-          action_space: the action types of every agent.
+          obs_space: the observation space of every agent.
+          action_space: the action space of every agent.
           num_agents: number of agents.
           name: name of the game in errors.
-          address: where to connect; by default ``$RLSTACK_GAME_ADDRESS``.
+          address: the trainer's address; by default ``$RLSTACK_GAME_ADDRESS``.
           token: identifies the game; by default ``$RLSTACK_GAME_TOKEN``.
           patience: seconds to wait for actions.
 

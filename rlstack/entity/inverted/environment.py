@@ -17,7 +17,7 @@ from rlstack.entity.inverted.shared_game import SharedGame
 
 
 class _State(enum.Enum):
-    """What the environment returned last."""
+    """The kind of step that the environment returned last."""
 
     NOTHING = enum.auto()
     ASKED = enum.auto()  # an observation; the game waits for the answer
@@ -29,7 +29,8 @@ class AgentView:
     """A game as one of its agents sees it; an `rlstack.entity.Environment`.
 
     Attributes:
-      announced: whether `announce` was called for the next step, which then ignores its actions.
+      announced: True if `announce` was called for the next step. The step then ignores the actions
+        that it gets.
     """
 
     def __init__(self, shared: SharedGame, seed: int):
@@ -54,7 +55,7 @@ class AgentView:
 
         Args:
           actions: the actions that `act` will receive.
-          together: whether the next steps of all environments are already known, and all of them
+          together: True if the next steps of all environments are already known, and all of them
               are made before any later step.
         """
         self.announced, self._together = True, together

@@ -67,8 +67,8 @@ class AgentGroup(Protocol):
         """Requests actions and waits for them.
 
         Args:
-          observations: by agent number.
-          sequential: whether the game asks its agents one after the other, so that another call in
+          observations: the observations, by agent number.
+          sequential: True if the game asks its agents one after the other, so that another call in
               the same tick may ask other agents.
 
         Returns:

@@ -26,21 +26,25 @@ _SEND_TIMEOUT = 1.0  # seconds; the reason of a refusal fits the socket's buffer
 
 
 class Caller(NamedTuple):
-    """A connection with the token of a game that is expected."""
+    """A connection that has sent the token of an expected game."""
 
     connection: socket.socket
-    hello: bytes  # its first frame: a HELLO up to the token; the rest is not checked
+    hello: bytes  # the first frame: a HELLO, checked only up to the token
 
 
 class _FirstFrame:
-    """The HELLO of a connection, which may arrive in parts. Reads no byte after it.
+    """Reads the HELLO of a connection, which may arrive in parts, and no byte after it.
 
     Attributes:
-      token: its token, once the whole frame has come.
+      token: the token in the HELLO, once the whole frame has arrived.
     """
 
     def __init__(self, expected: Container[str]) -> None:
-        """Takes the tokens of games that are expected."""
+        """Starts without data.
+
+        Args:
+          expected: the tokens of the expected games.
+        """
         self.token = ""
         self._expected, self._data = expected, bytearray()
         self._ends = self._decide()
@@ -107,7 +111,7 @@ class Hellos:
     """
 
     def __init__(self, listening: socket.socket):
-        """Takes a listening socket, which the caller closes."""
+        """Makes the socket non-blocking; the caller closes it."""
         listening.setblocking(False)
         self.refused = ""
         self._listening, self._lock = listening, threading.Lock()
@@ -131,15 +135,15 @@ class Hellos:
                     caller.connection.close()
 
     def next(self, token: str, timeout: float, keep_waiting: Callable[[], bool]) -> Caller | None:
-        """Returns the next connection with a token that is expected.
+        """Returns the next connection with an expected token.
 
         Args:
           token: the token.
-          timeout: in seconds.
+          timeout: maximum time to wait, in seconds.
           keep_waiting: called several times a second; False ends the wait.
 
         Returns:
-          The connection, which blocks; None if the wait ended without one.
+          The connection, with a blocking socket; None if the wait ended without one.
         """
         deadline = time.monotonic() + timeout
         over = False

@@ -51,11 +51,11 @@ class Listener:
         self.hellos = Hellos(self._socket)
 
     def accept(self, token: str, timeout: float, keep_waiting: Callable[[], bool]) -> Caller | None:
-        """Returns the next connection of a game with a token; drops programs that are no games.
+        """Returns the next connection with a game's token; drops connections of other programs.
 
         Args:
           token: the token, which was given to `open_listener`.
-          timeout: in seconds.
+          timeout: maximum time to wait, in seconds.
           keep_waiting: called several times a second; False ends the wait.
 
         Returns:
@@ -82,7 +82,7 @@ _shared_lock = threading.Lock()
 
 
 def open_listener(address: str, token: str) -> Listener:
-    """Returns the listener at an address, where games with a token are expected from now on.
+    """Returns the listener at an address, which accepts games with this token from now on.
 
     Args:
       address: ``host:port``, ``unix:path``, or "" for a new listener at a free port.
@@ -119,7 +119,7 @@ def connect(address: str, timeout: float) -> socket.socket:
 
     Raises:
       OSError: no program listens at the address.
-      ValueError: it is not an address.
+      ValueError: the text is not an address.
     """
     if not address.startswith(_UNIX):
         connection = socket.create_connection(_host_and_port(address), timeout)

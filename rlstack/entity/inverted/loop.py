@@ -26,10 +26,10 @@ _FIELDS = [field.name for field in dataclasses.fields(Observation)]
 class _Channel:
     """The observation and the answer of one agent."""
 
-    shown: Observation | None = None  # from the game; not yet taken by the environment
-    answer: Actions | None = None  # from the environment; not yet taken by the game
-    score: float | None = None  # of the newest observation; None between games
-    last: Observation | None = None  # the newest one that the environment took, in this game
+    shown: Observation | None = None  # from the game; the environment has not taken it yet
+    answer: Actions | None = None  # from the environment; the game has not taken it yet
+    score: float | None = None  # score in the newest observation; None between games
+    last: Observation | None = None  # the last one that the environment took in this game
 
 
 class Shown(NamedTuple):
@@ -45,7 +45,7 @@ class GameLoop:
     Attributes:
       failure: the exception that the loop raised, or None.
       num_answers: number of answers given to the game.
-      has_shown: whether the game has shown any observation.
+      has_shown: True once the game has shown an observation.
       worked: seconds from the start of the loop to the newest observation.
     """
 
@@ -115,7 +115,7 @@ class GameLoop:
 
         Raises:
           EnvError: the observation is invalid, or a second thread uses the agents.
-          GameTimeout: the environment did not take its previous observation within ``patience``.
+          GameTimeout: the environment did not take the previous observation within ``patience``.
         """
         shown = self._observation(number, observation, over=True)
         channel = self._channels[number]
@@ -203,8 +203,8 @@ class GameLoop:
 
         Args:
           number: the agent's number.
-          together: whether every agent must observe before any agent is answered.
-          timeout: in seconds.
+          together: True if every agent must observe before any agent is answered.
+          timeout: maximum time to wait, in seconds.
 
         Returns:
           The observation. With ``together``, if the game does not ask the agent at this tick, its
@@ -235,10 +235,10 @@ class GameLoop:
                 self._changed.wait(left)
 
     def _waits_for_next_round(self) -> bool:
-        """Whether the game waits for an answer that comes only with the pool's next round of steps.
+        """Whether the game waits for an answer that only the pool's next round of steps can give.
 
-        All actions of the current round are given before its first step, and a game asks in one
-        thread at a time.
+        The pool gives all actions of a round before the first step of this round, and a game asks
+        in one thread at a time.
         """
         return any(self._channels[i].answer is None for i in self._asked)
 

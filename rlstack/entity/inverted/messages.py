@@ -46,7 +46,7 @@ from rlstack.entity.spaces import (
 
 _KINDS: tuple[type, ...] = (Categorical, GlobalCategorical, SelectEntity)
 _MAX_CAPACITY = 1 << 16
-_MAX_METRICS = 1000  # of one observation
+_MAX_METRICS = 1000  # maximum number of metrics in one observation
 HELLO_HEAD = 1 + len(MAGIC) + 4  # bytes: the kind of frame, and the same in every version
 
 
@@ -116,7 +116,7 @@ def read_hello(data: Reader) -> Hello:
     """Returns the contents of a HELLO.
 
     Raises:
-      WireError: it is not a HELLO, has another version, or its spaces are not valid.
+      WireError: the message is not a HELLO, has another version, or its spaces are not valid.
     """
     if data.kind is Kind.MANY_HELLO:
         raise WireError("the program has many environments; it must play one game here")
@@ -130,7 +130,7 @@ def read_spaces(data: Reader) -> tuple[ObsSpace, ActionSpace]:
     """Returns the spaces in a HELLO or MANY_HELLO.
 
     Raises:
-      WireError: they are not valid.
+      WireError: the spaces are not valid.
     """
     try:
         entities = {}
@@ -203,7 +203,7 @@ class MessageCodec:
         The caller must still validate it.
 
         Raises:
-          WireError: its layout does not fit the spaces.
+          WireError: the message's layout does not fit the spaces.
         """
         score = data.f64()
         features: dict[str, np.ndarray] = {}

@@ -217,13 +217,13 @@ def relay(
     """Passes messages between a connected game and its agents until one of them ends the loop.
 
     Args:
-      connection: to the game, after WELCOME.
-      codec: of the game's spaces.
+      connection: the connection to the game, after WELCOME.
+      codec: the codec for the game's spaces.
       agents: all agents of the game.
-      name: of the game, for errors.
+      name: the game's name in errors.
       step_timeout: longest time in seconds between two messages of the game.
       alive: called several times a second; False ends the loop.
-      why: ends the message of an error: the reason why the game has disconnected, if it is known.
+      why: returns the end of an error message: the reason of the disconnection if it is known.
 
     Raises:
       GameLost: the connection ended in the middle of a game, or the game reports an error.
@@ -340,12 +340,12 @@ def start_program(
 ) -> subprocess.Popen[bytes]:
     """Starts the program of a game in its own session, so that Ctrl-C reaches only the trainer.
 
-    Between them is `guard`, which ends the program when this process is killed.
+    The program is a child of `guard`, which ends it when this process is killed.
 
     Args:
       command: the program and its arguments.
-      address: where it must connect.
-      token: what its HELLO must contain.
+      address: the address to which the program must connect.
+      token: the token that the program's HELLO must contain.
       **variables: more environment variables.
 
     Raises:

@@ -64,11 +64,11 @@ class SharedGame:
 
         Args:
           game: the game.
-          num_agents: number of its agents.
+          num_agents: number of the game's agents.
           name: name of the game in errors.
           limits: limits of waiting and of restarts.
-          observe_timeout: for a game that enforces ``step_timeout`` itself: the longest time in
-              seconds until it raises an error. 0: ``step_timeout``.
+          observe_timeout: longest time in seconds until a game that enforces ``step_timeout``
+              itself raises an error; 0 for ``step_timeout``.
 
         Raises:
           ValueError: ``num_agents`` is less than 1.

@@ -65,9 +65,9 @@ class Kind(enum.IntEnum):
     SHUTDOWN = 6  # to the game: end the loop
     ERROR = 7  # from either side: why the sender disconnects
     MANY_HELLO = 8  # from a program with many environments: its name and spaces
-    MANY_WELCOME = 9  # to it: version, threads, and the seed of each environment
-    STEP = 10  # to it: the actions of some environments
-    ROWS = 11  # from it: what these environments show
+    MANY_WELCOME = 9  # to the program: version, threads, and the seed of each environment
+    STEP = 10  # to the program: the actions of some environments
+    ROWS = 11  # from the program: the newest steps of these environments
 
 
 class Writer:
@@ -271,7 +271,7 @@ def frame_size(head: bytes | bytearray, max_frame: int = MAX_FRAME) -> int:
     """Returns the number of bytes after a frame's first four.
 
     Raises:
-      WireError: it is 0 or above ``max_frame``.
+      WireError: the number is 0 or above ``max_frame``.
     """
     (size,) = _U32.unpack_from(head)
     if not 0 < size <= max_frame:

@@ -27,7 +27,7 @@ class Count(PaddedGame):
         """Stores the number of choices that may be legal.
 
         Raises:
-          ValueError: it is out of range.
+          ValueError: the number is out of range.
         """
         super().__init__(count.Count(masked_choices))
         self._masked_choices = masked_choices

@@ -42,7 +42,7 @@ class MultiSnake(PaddedGame):
         """Stores the options of the game.
 
         Raises:
-          ValueError: one of them is out of range.
+          ValueError: an option is out of range.
         """
         super().__init__(
             multi_snake.MultiSnake(

@@ -43,8 +43,8 @@ class PaddedGame:
 
         Args:
           count: the number of entities, by type.
-          actors: by action type, the type whose entities all act.
-          features: ``[capacity, features]`` by type, for types that have some. Rows after the count
+          actors: the entity type whose entities all act, by action type.
+          features: ``[capacity, features]`` by type, for types with features. Rows after the count
             may have any values.
           global_features: ``[global features]``, if the game has some.
           masks: bool ``[capacity, choices]`` by action type; without one every choice is legal.

@@ -53,18 +53,19 @@ class ProgramBackend:
         """Starts the program and builds the environments in it.
 
         Args:
-          path: of the program; the options of the config are its arguments, ``name=value``.
-          config: ``num_workers`` is the number of threads, by default one for each core.
+          path: path of the program. It gets the options of the config as arguments ``name=value``.
+          config: the config of the pool. ``num_workers`` is the number of threads, by default one
+            for each core.
 
         Raises:
-          ValueError: there is no such program, or it refuses its options.
-          EnvError: it does not follow the protocol.
-          EnvCrash: it ended while it started.
+          ValueError: there is no such program, or the program refuses its options.
+          EnvError: the program does not follow the protocol.
+          EnvCrash: the program ended while it started.
         """
         self._name = f"rust:{path}"
         self._config, size = config, config.size
         self._command = [_find(path), *(f"{k}={_text(v)}" for k, v in config.options.items())]
-        self.last_restart = ""  # its reason
+        self.last_restart = ""  # reason of the last restart
         self._limit = RestartLimit(config.max_restarts, config.restart_window)
         self._running: list[Program] = []  # one at most
         self._finalizer = weakref.finalize(self, _close_all, self._running)
@@ -89,11 +90,13 @@ class ProgramBackend:
         self._ids = np.arange(size, dtype=np.int32)
         self._over = np.ones(size, bool)  # whether the next row begins an episode
         self._lost = np.zeros(size, bool)  # whether the program ended while the caller held the row
-        self._newest: Rows | None = None  # of all environments, in order
-        self._owns_newest = False  # whether no caller has its arrays
+        self._newest: Rows | None = None  # newest rows of all environments, in order
+        self._owns_newest = False  # whether no caller holds arrays of these rows
         self._asked: deque[_Asked] = deque()
         self._ready: deque[Rows] = deque()
-        self._metrics: dict[int, dict[str, float]] = {}  # of each environment's last episode
+        self._metrics: dict[
+            int, dict[str, float]
+        ] = {}  # metrics of each environment's last episode
         self._began = False  # whether a program has answered
         self._working_since = time.monotonic()
 
@@ -189,7 +192,7 @@ class ProgramBackend:
         self._ready.append(rows)
 
     def _keep(self, rows: Rows) -> None:
-        """Remembers the newest rows, for the case that the program is lost."""
+        """Stores the newest rows, which end the episodes if the program is lost."""
         if len(rows.ids) == self._config.size:
             self._newest, self._owns_newest = rows, False
             return
@@ -218,7 +221,7 @@ class ProgramBackend:
             self._metrics.pop(i, None)
 
     def _restart(self, lost: Lost) -> None:
-        """Starts the program again, and answers what the old one has not."""
+        """Restarts the program, and answers the messages that the old process did not answer."""
         asked, self._asked = list(self._asked), deque()
         held = np.ones(self._config.size, bool)
         for message in asked:
@@ -288,7 +291,7 @@ def _find(path: str) -> str:
     """Returns the program at a path.
 
     Raises:
-      ValueError: there is none.
+      ValueError: there is no program at the path.
     """
     here = os.path.abspath(os.path.expanduser(path))
     if path and os.path.isfile(here) and os.access(here, os.X_OK):

@@ -41,7 +41,7 @@ class Lost(RuntimeError):  # noqa: N818 (the message has the error)
 
 
 class Spaces(NamedTuple):
-    """What MANY_HELLO says."""
+    """The content of MANY_HELLO."""
 
     name: str
     obs_space: ObsSpace
@@ -52,7 +52,7 @@ class Program:
     """A running program and the connection to it.
 
     Attributes:
-      spaces: from its greeting.
+      spaces: the spaces that the program's greeting declares.
     """
 
     def __init__(self, command: Sequence[str], start_timeout: float):
@@ -60,8 +60,8 @@ class Program:
 
         Raises:
           ValueError: the program refuses its options.
-          WireError: it has another version of the protocol, or does not follow it.
-          Lost: it did not start, or did not connect.
+          WireError: the program has another version of the protocol, or does not follow it.
+          Lost: the program did not start, or did not connect.
         """
         self._connection: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -166,7 +166,7 @@ class Program:
             raise Lost(f"{error}{self.ended()}") from error
 
     def _fill(self, view: memoryview, least: int, deadline: float) -> int:
-        """Receives at least some bytes; returns how many came."""
+        """Receives at least ``least`` bytes into ``view``; returns the number of bytes received."""
         assert self._connection is not None
         filled = 0
         while filled < least:
@@ -255,7 +255,7 @@ def _read_hello(data: Reader) -> Spaces:
 
     Raises:
       ValueError: the program refuses its options.
-      WireError: it is not a MANY_HELLO of this version.
+      WireError: the message is not a MANY_HELLO of this version.
     """
     if data.kind is Kind.HELLO:
         raise WireError(

@@ -21,7 +21,7 @@ class Rows(NamedTuple):
     step_type: np.ndarray  # [n] int32
     reward: np.ndarray  # [n] float32
     discount: np.ndarray  # [n] float32
-    leaves: list[np.ndarray]  # of the observation, each [n, ...]
+    leaves: list[np.ndarray]  # leaves of the observation, each [n, ...]
 
     def take(self, rows: np.ndarray | slice) -> Rows:
         """Returns some of the rows."""
@@ -46,11 +46,11 @@ def joined(parts: list[Rows]) -> Rows:
 
 
 class _Column(NamedTuple):
-    entry: str  # of the observation, or a field of TimeStep
+    entry: str  # entry of the observation, or field of TimeStep
     name: str  # the entity type or action type
     dtype: str
-    shape: tuple[int, ...]  # of one row
-    bounds: tuple[int, int] = (0, 0)  # of an integer
+    shape: tuple[int, ...]  # shape of one row
+    bounds: tuple[int, int] = (0, 0)  # limits of integer values
 
     @property
     def size(self) -> int:

@@ -19,9 +19,9 @@ def run_launchpad(process: subprocess.Popen[bytes], setup: Setup, display: Progr
     """Runs the nodes as a Launchpad program; returns the signal that was received, or 0.
 
     Args:
-      process: of the launcher; `MANAGER` is its code.
-      setup: of the program.
-      display: shows its progress.
+      process: the launcher's process, started with the code `MANAGER`.
+      setup: the program's setup.
+      display: shows the program's progress.
     """
     commands: list[dict[str, Any]] = []
 

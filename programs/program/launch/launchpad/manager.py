@@ -39,7 +39,7 @@ def parse_flags(notice_seconds: float) -> None:
     """Parses Launchpad's flags.
 
     Args:
-      notice_seconds: from SIGTERM to SIGKILL for nodes that do not end; -1 for no SIGKILL.
+      notice_seconds: seconds from SIGTERM to SIGKILL for nodes that do not end; -1 for no SIGKILL.
     """
     import launchpad.flags  # noqa: F401  (defines them)
     from absl import flags
@@ -100,8 +100,8 @@ def _wait(manager: Any, signals: list[int], ending: list[int]) -> int:
     leave no trace.
 
     Args:
-      manager: Launchpad's.
-      signals: those that asked this process to end.
+      manager: Launchpad's manager.
+      signals: the signals that asked this process to end.
       ending: not empty once a node that the program needs ends because of a signal.
     """
     groups = manager._active_workers

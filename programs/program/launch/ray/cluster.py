@@ -22,14 +22,14 @@ from rlstack.programs.program.topologies import environment
 from rlstack.programs.session import module_path
 from rlstack.rpc.socket_filter import ALL_ADDRESSES, LOOPBACK, address_of
 
-_STORE_BYTES = 100 << 20  # of Ray's object store, which holds almost nothing here
+_STORE_BYTES = 100 << 20  # size of Ray's object store, which holds almost nothing here
 
 
 def load() -> Any:
     """Imports Ray.
 
     Raises:
-      ValueError: it is not installed.
+      ValueError: Ray is not installed.
     """
     # No usage statistics, and no change of environment when started by `uv run`.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -53,7 +53,7 @@ def joined(cfg: ProgramConfig, policies: int = 1, processes: int = 1) -> Iterato
     If this process has joined a cluster already, as in a notebook, it stays in that one.
 
     Args:
-      cfg: of the program.
+      cfg: the program's config.
       policies: number of policies that learn.
       processes: number of learner processes.
 
@@ -111,7 +111,7 @@ def _check_loopback(ray: Any) -> None:
     """Checks that only this host reaches a Ray that was started here.
 
     Raises:
-      ValueError: it is at another address than loopback, where it would run code for everyone.
+      ValueError: Ray is at another address than loopback, where it would run code for everyone.
     """
     found = {host["NodeManagerAddress"] for host in ray.nodes()}
     if found != {LOOPBACK}:

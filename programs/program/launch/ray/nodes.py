@@ -26,10 +26,10 @@ PLACING, RUNNING, ENDED, PAUSED = "placing", "running", "ended", "paused"
 
 @dataclasses.dataclass
 class RayNode:
-    """One node of the program and its present process."""
+    """One node of the program and its current process."""
 
     definition: Node
-    index: int  # in its group
+    index: int  # index of the node in its group
     restarts: RestartPolicy
     incarnation: int = 0
     state: str = PAUSED
@@ -58,20 +58,20 @@ class RayNode:
 
 
 class RayNodes:
-    """All nodes of a program; carries out what the launcher decides.
+    """All nodes of a program, with the operations by which the launcher controls them.
 
     Attributes:
       all: the nodes.
-      addresses: of the nodes that others call, as far as they are placed.
+      addresses: addresses of the nodes that others call; only placed nodes have one.
     """
 
     def __init__(self, ray: Any, setup: Setup, graph: Graph, token_file: Path) -> None:
-        """Places nothing yet.
+        """Makes the nodes' records; `place` starts their processes.
 
         Args:
           ray: the package, connected to the cluster.
-          setup: of the program.
-          graph: the program.
+          setup: the program's setup.
+          graph: the program's nodes.
           token_file: a file that processes read to show that they see the run directory.
         """
         self._ray, self._setup, self._token_file = ray, setup, token_file

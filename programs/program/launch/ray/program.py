@@ -1,7 +1,7 @@
 """Runs a program's nodes on the hosts of a Ray cluster, each in a process of Ray's.
 
-Ray places and watches the processes. Nodes call one another by Courier and Reverb, at addresses
-that the launcher binds once Ray has placed each node.
+Ray places and watches the processes. Nodes call one another without Ray, at addresses that the
+launcher binds once Ray has placed each node.
 """
 
 from __future__ import annotations

@@ -19,11 +19,11 @@ class Placement(NamedTuple):
     """Where a node's process runs."""
 
     host: str  # the address by which other hosts reach it
-    node_id: str  # of the host, in Ray
+    node_id: str  # Ray's id of the host
     pid: int
     ports: tuple[int, ...]  # free ones, for the node's servers
     token: str  # the contents of the token file, as this host sees it
-    versions: bytes = b""  # of rlstack there; empty if it is older than this field
+    versions: bytes = b""  # versions of rlstack there; empty from a version without this field
 
 
 class NodeRunner:
@@ -40,8 +40,8 @@ class NodeRunner:
 
         Args:
           token_file: a file in the run directory, which every host must see at the same path.
-          num_ports: ports that the node will listen on.
-          interface: of this host, by which others reach the node; empty for the one Ray uses.
+          num_ports: number of ports that the node will listen on.
+          interface: this host's interface by which others reach the node; empty for Ray's own.
           variables: environment variables of the program's transport.
         """
         os.environ.update(variables)
@@ -71,10 +71,10 @@ class NodeRunner:
 
         Args:
           program: the program, pickled.
-          name: of the node.
-          incarnation: how often the node has been restarted.
+          name: the name of the node.
+          incarnation: number of restarts of the node.
           coordinator_lost: seconds without an answer of the coordinator after which the node ends.
-          log: the file for what the node prints.
+          log: the file for the node's output.
         """
         Path(log).parent.mkdir(parents=True, exist_ok=True)
         with open(log, "ab") as file:
