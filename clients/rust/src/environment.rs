@@ -410,7 +410,11 @@ mod tests {
     fn an_end_of_the_game_wins_over_its_limit() {
         let end = |fell: bool, late: bool| {
             let one = Obs::new(0.0).done(fell).truncated(late).end;
-            assert_eq!(one, Obs::new(0.0).truncated(late).done(fell).end, "the order must not matter");
+            assert_eq!(
+                one,
+                Obs::new(0.0).truncated(late).done(fell).end,
+                "the order must not matter"
+            );
             one
         };
         assert_eq!(end(false, false), End::No);

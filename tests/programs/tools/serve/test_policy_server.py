@@ -169,7 +169,7 @@ def test_a_step_that_does_not_fit_is_refused_and_leaves_nothing_behind(balancing
             ({}, "must have an observation"),
             ({"observation": good, "reset": True}, "no other fields than .*reset"),
             ({"observation": [0.0] * 3}, r"must have shape \(4,\)"),
-            ({"observation": [[0.0], [0.0, 1.0]]}, "arrays of one shape"),
+            ({"observation": [[0.0], [0.0, 1.0]]}, "an array of one shape"),
             ({"observation": {"x": 1}}, "must hold numbers"),
             ({"observation": "left"}, "must hold numbers"),
             ({"observation": good, "first": 1}, "first must be true or false"),
