@@ -3,6 +3,7 @@
 python -m tests.docs.notebooks      # docs/notebooks/*.ipynb, with new outputs
 """
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -24,12 +25,14 @@ def execute(path, folder):
 
     notebook = nbformat.read(path, as_version=4)
     resources = {"metadata": {"path": str(folder)}}
+    # EnvPool's drawing of Jumanji sets this where it is imported, and pictures would be left out.
+    variables = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
     with tempfile.TemporaryDirectory() as sockets:  # Unix sockets, because ports are open to others
         kernel = KernelManager(transport="ipc", ip=f"{sockets}/kernel")
         try:
             return nbclient.NotebookClient(
                 notebook, km=kernel, timeout=_SECONDS, resources=resources, record_timing=False
-            ).execute()
+            ).execute(env=variables)
         finally:
             kernel.shutdown_kernel(now=True)
 

@@ -78,7 +78,8 @@ FAST_PPO = PPOConfig(entropy_cost=0.003, optimizer=OptimizerConfig(learning_rate
 @pytest.mark.slow
 @pytest.mark.chosen
 def test_ppo_learns_catch():
-    assert learned_return(toy("Catch", FAST_PPO, frames=25_000)) > 0.9
+    # With 25,000 frames, seeds 2 to 4 reach 1 with either version of JAX, and seed 1 with one.
+    assert learned_return(toy("Catch", FAST_PPO, frames=40_000)) > 0.9
 
 
 @pytest.mark.slow

@@ -41,20 +41,28 @@ def faulty(frames=2000, **options):
 @pytest.mark.slow
 @pytest.mark.chosen
 @pytest.mark.parametrize(
-    ("fault", "error", "text"),
+    ("fault", "error", "text", "frames"),
     [
-        ("raise", EnvCrash, r"Env \d \(Faulty\): step raised ArithmeticError.*faulty\.py:\d+\)"),
-        ("nan", EnvError, r"Env \d \(Faulty\): the reward must be finite"),
+        (
+            "raise",
+            EnvCrash,
+            r"Env \d \(Faulty\): step raised ArithmeticError.*faulty\.py:\d+\)",
+            792,
+        ),
+        ("nan", EnvError, r"Env \d \(\S*Faulty\): the reward must be finite", 796),
     ],
 )
-def test_an_error_in_a_step_is_raised_after_everything_is_saved(tmp_path, fault, error, text):
+def test_an_error_in_a_step_is_raised_after_everything_is_saved(
+    tmp_path, fault, error, text, frames
+):
     run_dir, flag = tmp_path / "run", tmp_path / "flag"
+    # Numbers from a step are checked when the actor takes it, so the step before it has counted.
     # The episodes of other environments are short, so that no flag is needed to come this far.
     experiment = faulty(fault=fault, at=200, length=200, flag=str(flag))
-    with pytest.raises(error, match=rf"{text}(.|\n)*saved at frame 792.*--resume {run_dir}"):
+    with pytest.raises(error, match=rf"{text}(.|\n)*saved at frame {frames}.*--resume {run_dir}"):
         train.run(experiment, run_dir, stream=io.StringIO())
     saved = checkpoint.latest(run_dir / "checkpoints")
-    assert checkpoint.read_metadata(saved)["env_frames"] == 792
+    assert checkpoint.read_metadata(saved)["env_frames"] == frames
     assert not (run_dir / "result.json").exists()
     result = train.resume(run_dir, stream=io.StringIO())  # the flag exists: no second fault
     assert result.env_frames >= 2000
