@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -84,13 +85,19 @@ class Registry(MutableMapping[type, Entry]):
     def __len__(self) -> int:
         return len(list(iter(self)))
 
+    def by_name(self) -> dict[str, type]:
+        """Returns the config classes of all agents by their names."""
+        return {kind.__name__: kind for kind in self}
+
     def find(self, name: str) -> type | None:
         """Returns the config class of this name, of a registered agent; None if there is none."""
-        kinds = {kind.__name__: kind for kind in self._entries}
-        if name not in kinds:
-            self._sources.import_with(rf"class {name}\b")
-            kinds = {kind.__name__: kind for kind in self._entries}
-        return kinds.get(name)
+        if (kind := self._imported(name)) is None:
+            self._sources.import_with(rf"class {re.escape(name)}\b")
+            kind = self._imported(name)
+        return kind
+
+    def _imported(self, name: str) -> type | None:
+        return next((kind for kind in self._entries if kind.__name__ == name), None)
 
 
 AGENTS = Registry(Sources("rlstack.agents"))

@@ -60,7 +60,7 @@ class EnvError(ValueError):
 
 
 class ReportedError(RuntimeError):
-    """An error whose message says where it happened; commands print it as it is."""
+    """An error that already names its place; commands print the message and add nothing."""
 
 
 class EnvCrash(ReportedError):  # noqa: N818 (it crashed; the message has the error)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 else:
     Hook = str
 
-
 # Names in files of version 0.1, and those of today; the first that fits counts.
 RENAMED = {
     "agents": "rlstack.agents",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import jax
 import numpy as np
@@ -11,17 +11,10 @@ import numpy as np
 from rlstack.configs.replay import ReplayConfig
 from rlstack.programs.build.seeds import role_seed
 from rlstack.programs.config.experiment import Experiment
-from rlstack.replay import (
-    InProcessReplay,
-    ReplayBuffer,
-    bytes_needed,
-)
+from rlstack.replay import InProcessReplay, ReplayBuffer, bytes_needed
 from rlstack.replay.frame_stack import FrameStacks, StackedReplay
 from rlstack.replay.memory import check_memory
 from rlstack.types import Batch, Transition
-
-if TYPE_CHECKING:
-    pass
 
 
 def make_replay(experiment: Experiment, spec: Transition) -> ReplayBuffer:

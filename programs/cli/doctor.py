@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import rlstack
 from rlstack.programs.cli import features
+from rlstack.programs.config.layouts import LAYOUTS
 
 # Module -> distribution. A single process needs these.
 CORE = {
@@ -203,13 +204,10 @@ def _devices(probed: list[dict[str, str]]) -> list[Check]:
 
 
 def _topologies(checks: list[Check]) -> list[Check]:
-    """Returns a check for each topology; it is usable if all packages that it needs are."""
-    found = []
-    for name, services in features.TOPOLOGIES.items():
-        missing = [need for need in ("Python", *CORE, *services) if not _works(checks, need)]
-        why = f"needs {', '.join(missing)}: see above." if missing else ""
-        found.append(Check(f"topology {name}", "", not missing, why))
-    return found
+    """Returns a check for each topology; all of them need what a single process needs."""
+    missing = [need for need in ("Python", *CORE) if not _works(checks, need)]
+    why = f"needs {', '.join(missing)}: see above." if missing else ""
+    return [Check(f"topology {name}", "", not missing, why) for name in LAYOUTS]
 
 
 def _choices(checks: list[Check]) -> list[Check]:

@@ -41,6 +41,7 @@ def read(
       UsageError: an argument is wrong.
       ValueError: there is no such preset or file, or an option does not take its value.
     """
+    base = _base(name, modules)
     prog, about = f"rlstack {command} {name}", describe(name)
 
     def parsed(args: Sequence[str], default: T) -> T:
@@ -55,7 +56,7 @@ def read(
             )
 
     made: Any = options  # its first argument is the experiment
-    rest, experiment = env_options.join(_expanded(args, short), _base(name, modules))
+    rest, experiment = env_options.join(_expanded(args, short), base)
     if help.asked(rest):
         default = made(component_options.fill_all(experiment))
         own = [field.name for field in dataclasses.fields(made)[1:]]

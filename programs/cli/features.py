@@ -12,10 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlstack.imports import versions
-from rlstack.programs.config.layouts import LAYOUTS
-
-# What each topology needs in addition to what a single process needs.
-TOPOLOGIES: dict[str, tuple[str, ...]] = dict.fromkeys(LAYOUTS, ())
 
 
 class Choice(NamedTuple):
@@ -96,7 +92,7 @@ EXTRAS = {
     "trackio": "trackio",
     "wandb": "wandb",
 }
-# Distributions whose names differ from their modules: module -> distribution.
+# Module -> its distribution, where the two names differ.
 DISTRIBUTIONS = {"PIL": "pillow", "pygame": "pygame-ce"}
 # Modules that only CPython 3.10 can have.
 REFERENCE_ONLY = ("launchpad", "courier", "reverb", "tensorflow")

@@ -13,9 +13,7 @@ import numpy as np
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 from cattrs.preconf.json import make_converter
 
-from rlstack.configs.acting import (
-    EvaluationPeriod,
-)
+from rlstack.configs.acting import EvaluationPeriod
 from rlstack.configs.learner import LearnerConfig
 from rlstack.programs.config import own_modules
 from rlstack.programs.config.experiment import Experiment

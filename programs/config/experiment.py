@@ -1,4 +1,4 @@
-"""The experiment config: one frozen dataclass with every setting of a run, and its JSON form."""
+"""The experiment config: one frozen dataclass with every setting of a run."""
 
 from __future__ import annotations
 
@@ -7,17 +7,12 @@ import dataclasses
 import functools
 import math
 import operator
-import sys
 from collections.abc import Iterator
 from typing import Any, Literal
 
 from rlstack.agents import AGENTS
 from rlstack.checks import Checked, WrongKindError, hints_of_class, is_config
-from rlstack.configs.acting import (
-    EvaluatorConfig,
-    InferencerConfig,
-    ServiceConfig,
-)
+from rlstack.configs.acting import EvaluatorConfig, InferencerConfig, ServiceConfig
 from rlstack.configs.exploration import PolicyConfig
 from rlstack.configs.learner import LearnerConfig
 from rlstack.configs.network import NetworkConfig
@@ -26,7 +21,7 @@ from rlstack.configs.replay import NO_FACTORY, ReplayConfig
 from rlstack.programs.config import fused_config, member_config, program_config
 from rlstack.programs.config.env_config import EnvConfig
 from rlstack.programs.config.layouts import LAYOUTS, Layout, Topology
-from rlstack.programs.config.member_config import AgentConfig, MemberConfig, is_fixed
+from rlstack.programs.config.member_config import MemberConfig, is_fixed
 from rlstack.programs.config.program_config import ProgramConfig
 from rlstack.programs.config.stop_config import StopConfig
 from rlstack.references import Hook
@@ -45,14 +40,12 @@ def agents_of(experiment: Experiment) -> Iterator[None]:
     for config in (Experiment, MemberConfig):
         hints_of_class(config)  # checks of values keep the general type
     union = functools.reduce(operator.or_, dict.fromkeys(kinds))
-    modules: tuple[Any, ...] = (member_config, sys.modules[__name__])
+    module: Any = member_config
+    module.AgentConfig = union
     try:
-        for module in modules:
-            module.AgentConfig = union
         yield
     finally:
-        for module in modules:
-            module.AgentConfig = Any
+        module.AgentConfig = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +54,7 @@ class Experiment(Checked):
 
     preset: str
     """The name of the experiment in run directories and results."""
-    agent: AgentConfig
+    agent: member_config.AgentConfig
     """The algorithm and its hyperparameters."""
     env: EnvConfig
     """The environments."""

@@ -18,8 +18,8 @@ from rlstack.programs.config.layouts import LAYOUTS
 from rlstack.programs.config.program_config import ProgramConfig
 from rlstack.references import Hook, nearest
 
-# The config of an agent: a dataclass that is registered for one. Its class is known at run time
-# only. `options_of` puts the union of some classes here, for the parser of the command line.
+# The config of an agent: a dataclass that is registered for one, known at run time only. For the
+# parser of the command line, `experiment.agents_of` puts the union of some classes here.
 if TYPE_CHECKING:
     AgentConfig = object
 else:
@@ -37,8 +37,7 @@ def kind_of_agent(name: str) -> type:
         own_modules.load_entry_points(own_modules.AGENTS)
         kind = AGENTS.find(name)
     if kind is None:
-        known = {kind.__name__: kind for kind in AGENTS}
-        raise ValueError(f"unknown kind of agent {name!r}{nearest(name, known)}")
+        raise ValueError(f"unknown kind of agent {name!r}{nearest(name, AGENTS.by_name())}")
     return kind
 
 

@@ -16,11 +16,7 @@ from rlstack.programs.build.replay import Stored
 from rlstack.programs.build.seeds import role_seed
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.program.saved_replays import SavedReplays, Server
-from rlstack.replay import (
-    ReplayBuffer,
-    SharedMemHandle,
-    SharedMemReplayBuffer,
-)
+from rlstack.replay import ReplayBuffer, SharedMemHandle, SharedMemReplayBuffer
 from rlstack.replay.served import ServedReplayBuffer
 from rlstack.replay.served.calls import Caller
 from rlstack.storage import checkpoint

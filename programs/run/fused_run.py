@@ -34,16 +34,7 @@ from rlstack.programs.build.seeds import acting_key, role_key
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.run.calls import Calls, CompiledRun, Phase, log_call
 from rlstack.programs.session.periodic import PeriodicActions
-from rlstack.types import (
-    Array,
-    Batch,
-    EnvSpec,
-    LearnerState,
-    Params,
-    PRNGKey,
-    PyTree,
-    Transition,
-)
+from rlstack.types import Array, Batch, EnvSpec, LearnerState, Params, PRNGKey, PyTree, Transition
 
 
 class Keys(NamedTuple):

@@ -11,12 +11,10 @@ import jax
 import numpy as np
 
 from rlstack.learning.learner import in_micro_batches
-from rlstack.programs.build import opponents
 from rlstack.programs.build.agent import make_agent
 from rlstack.programs.build.devices import check_devices
 from rlstack.programs.build.environments import check_opponents, environment_spec
 from rlstack.programs.build.hooks import check_hooks
-from rlstack.programs.build.policies import members
 from rlstack.programs.build.policies.members import divide
 from rlstack.programs.build.replay import batch_spec, replay_bytes
 from rlstack.programs.config.encoding import to_json
@@ -25,7 +23,7 @@ from rlstack.programs.pictures.training_videos import check_videos
 from rlstack.programs.program.base import Setup
 from rlstack.programs.program.topologies import graph_of
 from rlstack.programs.run.launch import check_packages, transport_name
-from rlstack.programs.run.offline import resolve_dataset
+from rlstack.programs.run.train import resolved
 from rlstack.programs.session.own_loggers import is_own
 from rlstack.programs.session.run_dir import RunDir, check_writable
 from rlstack.references import name_of
@@ -91,7 +89,7 @@ def plan(experiment: Experiment, run_dir: str | os.PathLike[str] | None = None) 
       ValueError: the config contradicts itself, the environment or this machine, or the directory
         cannot be written or is not empty.
     """
-    experiment = members.resolved(opponents.resolved(resolve_dataset(experiment)))
+    experiment = resolved(experiment)
     check_hooks(experiment)
     check_opponents(experiment)
     devices = check_devices(experiment)

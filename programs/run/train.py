@@ -105,7 +105,7 @@ def checked(experiment: Experiment) -> Experiment:
     Raises:
       ValueError: the config contradicts itself, the environment or this machine.
     """
-    experiment = _resolved(experiment)
+    experiment = resolved(experiment)
     _check(experiment)
     return experiment
 
@@ -114,8 +114,12 @@ def checked(experiment: Experiment) -> Experiment:
 # process imports, and its tracebacks show, only what it uses.
 
 
-def _resolved(experiment: Experiment) -> Experiment:
-    """Returns an experiment whose dataset, opponents and policies have absolute paths."""
+def resolved(experiment: Experiment) -> Experiment:
+    """Returns an experiment whose dataset, opponents and policies have absolute paths.
+
+    Raises:
+      ValueError: one of them cannot be read, or an agent that learns offline has no dataset.
+    """
     entry = AGENTS.get(type(experiment.agent))
     if experiment.data or (entry is not None and entry.offline):
         from rlstack.programs.run.offline import resolve_dataset

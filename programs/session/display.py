@@ -51,7 +51,7 @@ class _Lasting:
 
 
 def lasting(stream: TextIO | None = None) -> TextIO:
-    """Returns a wrapper of a text stream whose failures cannot end a run.
+    """Wraps a text stream, so that a failing stream does not end a run.
 
     The reader may go away (`| head`), the disk may be full, and the terminal may be closed. Text is
     then lost until the stream accepts text again.

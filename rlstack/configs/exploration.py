@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from rlstack.checks import Checked
 
@@ -17,12 +17,29 @@ Kind = Literal["agent", "sample", "epsilon_greedy", "softmax", "gaussian_noise",
 Shape = Literal["constant", "linear", "multi_phase", "exponential"]
 
 # The parameter of each kind: its name, its check, and the rule in words.
-_PARAMETERS: dict[str, tuple[str, Callable[[float], bool], str]] = {
+PARAMETERS: dict[str, tuple[str, Callable[[float], bool], str]] = {
     "epsilon_greedy": ("epsilon", lambda x: 0 <= x <= 1, "in [0, 1]"),
     "softmax": ("temperature", lambda x: x > 0, "positive"),
     "gaussian_noise": ("scale", lambda x: x >= 0, "at least 0"),
     "uniform_noise": ("scale", lambda x: x >= 0, "at least 0"),
 }
+
+
+def check_schedule(schedule: Any, shape: Shape) -> None:
+    """Checks the fields of a `PolicyConfig`, or of the schedule that it describes.
+
+    Raises:
+      ValueError: a field of this shape is out of range.
+    """
+    if shape == "linear":
+        schedule.require("steps", schedule.steps > 0, "positive")
+        schedule.require_at_least(0, "begin")
+    elif shape == "exponential":
+        schedule.require("half_life", schedule.half_life > 0, "positive")
+    elif shape == "multi_phase":
+        schedule.require("points", len(schedule.points) > 0, "one or more")
+        grow = all(a < b for (a, _), (b, _) in itertools.pairwise(schedule.points))
+        schedule.require("points", grow, "of steps that increase, without duplicates")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +79,8 @@ class PolicyConfig(Checked):
         self.require_at_least(0, "warm_up")
         if self.kind == "agent":
             self.require("warm_up", not self.warm_up, "0 for agent, which has options of its own")
-        if self.kind in _PARAMETERS:
-            self._check_schedule()
+        if self.kind in PARAMETERS:
+            check_schedule(self, self.schedule)
             self._check_values()
         elif self.schedule != "constant":
             self.require("schedule", False, f"constant for {self.kind}, which has no parameter")
@@ -78,24 +95,12 @@ class PolicyConfig(Checked):
         elif self.schedule == "exponential":
             # The parameter never reaches `end`, so a temperature may have the end 0.
             values += [self.end or math.ulp(0.0)]
-        name, fits, rule = _PARAMETERS[self.kind]
+        name, fits, rule = PARAMETERS[self.kind]
         for value in values:
             if not fits(value):
                 raise ValueError(
                     f"PolicyConfig: {name} must be {rule} for {self.kind}; got {value}."
                 )
-
-    def _check_schedule(self) -> None:
-        """Checks the options of the schedule in use."""
-        if self.schedule == "linear":
-            self.require("steps", self.steps > 0, "positive")
-            self.require_at_least(0, "begin")
-        elif self.schedule == "exponential":
-            self.require("half_life", self.half_life > 0, "positive")
-        elif self.schedule == "multi_phase":
-            self.require("points", len(self.points) > 0, "one or more")
-            grow = all(a < b for (a, _), (b, _) in itertools.pairwise(self.points))
-            self.require("points", grow, "of steps that increase, without duplicates")
 
     @property
     def is_of_agent(self) -> bool:

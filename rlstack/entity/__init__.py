@@ -4,12 +4,11 @@ Start with `rlstack.entity.environment`, `rlstack.entity.spaces` and one of `rls
 `BatchView` and `VecObs` are imported on first use, because `rlstack.entity.vec_obs` imports JAX and
 the worker processes of pools, which import this package, should not.
 
-May import: rlstack, rlstack.envs, rlstack.networks.
+May import: rlstack, rlstack.envs, rlstack.imports, rlstack.networks.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 from rlstack.entity.adapter import EntityEnv, as_dm_env
@@ -37,6 +36,7 @@ from rlstack.entity.spaces import (
     SelectEntity,
     Slots,
 )
+from rlstack.imports.deferred import on_first_use
 
 if TYPE_CHECKING:
     from rlstack.entity.vec_obs import BatchView, VecObs
@@ -68,8 +68,4 @@ __all__ = [
     "as_dm_env",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name in ("BatchView", "VecObs"):
-        return getattr(importlib.import_module("rlstack.entity.vec_obs"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_first_use(__name__, {"BatchView": "vec_obs", "VecObs": "vec_obs"})

@@ -14,12 +14,7 @@ from rlstack.exploration.policies import (
     Softmax,
     UniformNoise,
 )
-from rlstack.exploration.schedules import (
-    Exponential,
-    Linear,
-    MultiPhaseLinear,
-    Schedule,
-)
+from rlstack.exploration.schedules import Exponential, Linear, MultiPhaseLinear, Schedule
 from rlstack.exploration.warm_up import WarmUp
 
 _POLICIES: dict[str, Callable[..., Any]] = {

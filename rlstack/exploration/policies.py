@@ -12,6 +12,7 @@ import numpy as np
 from dm_env import specs
 
 from rlstack.checks import Checked, WrongKindError
+from rlstack.configs.exploration import PARAMETERS, Kind
 from rlstack.distributions import (
     ILLEGAL,
     Categorical,
@@ -84,6 +85,13 @@ def explores(policy: Policy) -> bool:
     return not isinstance(policy, Greedy)
 
 
+def _check_parameter(policy: Checked, kind: Kind) -> None:
+    """Checks the parameter of a policy of this kind, unless the parameter is a schedule."""
+    name, fits, rule = PARAMETERS[kind]
+    if not callable(value := getattr(policy, name)):
+        policy.require(name, fits(value), rule)
+
+
 @dataclasses.dataclass(frozen=True)
 class EpsilonGreedy(Checked):
     """Takes the mode, or with probability epsilon a uniformly random legal action.
@@ -97,8 +105,7 @@ class EpsilonGreedy(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not callable(self.epsilon):
-            self.require("epsilon", 0 <= self.epsilon <= 1, "in [0, 1]")
+        _check_parameter(self, "epsilon_greedy")
 
     def __call__(self, rng_key: PRNGKey, distribution: Distribution, counts: Counts) -> PyTree:
         """Returns an action, [B, ...]."""
@@ -122,8 +129,7 @@ class Softmax(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not callable(self.temperature):
-            self.require("temperature", self.temperature > 0, "positive")
+        _check_parameter(self, "softmax")
 
     def __call__(self, rng_key: PRNGKey, distribution: Distribution, counts: Counts) -> PyTree:
         """Returns an action, [B, ...]."""
@@ -146,8 +152,7 @@ class _Noise(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not callable(self.scale):
-            self.require_at_least(0, "scale")
+        _check_parameter(self, "gaussian_noise")
 
     def bounded_by(self: NoiseType, action_spec: specs.Array) -> NoiseType:
         """Returns this policy with the bounds of a float spec, if the spec has bounds.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlstack.checks import Checked
-from rlstack.configs.exploration import Over
+from rlstack.configs.exploration import Over, check_schedule
 from rlstack.types import Array, PyTree, TimeStep
 
 
@@ -136,8 +135,7 @@ class Linear(_Counting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("steps", self.steps > 0, "positive")
-        self.require_at_least(0, "begin")
+        check_schedule(self, "linear")
 
     def __call__(self, counts: Counts) -> Array:
         """Returns [B] float32."""
@@ -160,9 +158,7 @@ class MultiPhaseLinear(_Counting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("points", len(self.points) > 0, "one or more")
-        grow = all(a < b for (a, _), (b, _) in itertools.pairwise(self.points))
-        self.require("points", grow, "of steps that increase, without duplicates")
+        check_schedule(self, "multi_phase")
 
     def __call__(self, counts: Counts) -> Array:
         """Returns [B] float32."""
@@ -189,7 +185,7 @@ class Exponential(_Counting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("half_life", self.half_life > 0, "positive")
+        check_schedule(self, "exponential")
 
     def __call__(self, counts: Counts) -> Array:
         """Returns [B] float32."""

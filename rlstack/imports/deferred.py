@@ -10,12 +10,28 @@ import importlib
 import importlib.util
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any
 
 _IMPORTING = threading.RLock()  # of deferred packages
+
+
+def on_first_use(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
+    """Returns the ``__getattr__`` of a package that imports some of its names on first use.
+
+    Args:
+      package: the package's ``__name__``.
+      modules: name -> the module of the package that defines the name.
+    """
+
+    def find(name: str) -> object:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
+
+    return find
 
 
 @contextlib.contextmanager

@@ -29,15 +29,7 @@ from rlstack.networks import in_parts
 from rlstack.random.compiled_quickly import CompiledQuickly
 from rlstack.replay import ReplayClosedError
 from rlstack.rpc import Node, Stop, remote
-from rlstack.types import (
-    Batch,
-    LearnerState,
-    Logs,
-    LogWriter,
-    Params,
-    PRNGKey,
-    PyTree,
-)
+from rlstack.types import Batch, LearnerState, Logs, LogWriter, Params, PRNGKey, PyTree
 
 
 class SampleLike(Protocol):

@@ -8,10 +8,9 @@ rlstack.specs.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
-from rlstack.imports.deferred import defer_package, deferred
+from rlstack.imports.deferred import defer_package, deferred, on_first_use
 
 # Flax would take a seventh of the time of a command's imports, Haiku's tools for tests a fiftieth.
 with deferred("haiku.experimental.flax", "haiku.testing"):
@@ -112,16 +111,13 @@ __all__ = [
     "recurrent_with_state",
 ]
 
-_LATER = {
-    "from_equinox": "adapters",
-    "from_flax": "adapters",
-    "ragged_policy": "ragged.transformer",
-    "ragged_transformer": "ragged.transformer",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Imports what few networks need when it is first used."""
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
+# What few networks need.
+__getattr__ = on_first_use(
+    __name__,
+    {
+        "from_equinox": "adapters",
+        "from_flax": "adapters",
+        "ragged_policy": "ragged.transformer",
+        "ragged_transformer": "ragged.transformer",
+    },
+)

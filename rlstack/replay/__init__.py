@@ -1,6 +1,6 @@
 """Replay: one interface (``base``), and the buffers that implement it.
 
-May import: rlstack, rlstack.configs, rlstack.rpc.
+May import: rlstack, rlstack.configs, rlstack.imports, rlstack.rpc.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlstack.configs.replay import ReplayConfig
+from rlstack.imports.deferred import on_first_use
 from rlstack.replay.base import ReplayBuffer, ReplayClosedError, ReplayTimeoutError, Sample
 from rlstack.replay.in_process import InProcessReplay
 from rlstack.replay.memory import bytes_needed
@@ -32,11 +33,5 @@ __all__ = [
     "bytes_needed",
 ]
 
-
-def __getattr__(name: str) -> object:
-    """Imports the buffer in shared memory when it is first used."""
-    if name not in ("SharedMemHandle", "SharedMemReplayBuffer", "SharedMemWriter"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rlstack.replay import shared_memory
-
-    return getattr(shared_memory, name)
+_NAMES = ("SharedMemHandle", "SharedMemReplayBuffer", "SharedMemWriter")
+__getattr__ = on_first_use(__name__, dict.fromkeys(_NAMES, "shared_memory"))

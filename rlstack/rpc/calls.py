@@ -27,7 +27,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlstack.rpc import codec, transports, versions
+from rlstack.rpc import codec, courier, transports, versions
 from rlstack.rpc.service import (
     ERROR,
     HELLO,
@@ -97,12 +97,9 @@ class RemoteObject:
           likes: method name -> an example of its answers, for ``codec.decode(like=)``.
           find: returns the node's current address, or ""; called when the node does not answer.
         """
-        if not isinstance(address, str):
-            from rlstack.rpc import courier
-
-            if courier.is_client(address):
-                address = f"courier://{address.address}"
-        self._address = str(address)
+        self._address = (
+            f"courier://{address.address}" if courier.is_client(address) else str(address)
+        )
         self._methods = methods_of(interface)
         if timeout <= 0 or retries < 0:
             raise ValueError(

@@ -29,5 +29,5 @@ def test_the_bounds_are_those_of_the_package():
     for name, (low, above) in versions.KNOWN.items():
         bounds = re.findall(rf'"{name}>=([\d.]+),<([\d.]+)', text)
         assert bounds, name
-        if name != "envpool":  # whose first version is that of Launchpad's lane
+        if name != "envpool":  # Launchpad's lane has an older EnvPool
             assert bounds == [(low, above)], name

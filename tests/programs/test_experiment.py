@@ -207,3 +207,10 @@ def test_agents_of_installed_packages_are_looked_for_where_a_config_names_them(m
     with pytest.raises(ValueError, match="unknown kind of agent 'OthersConfig'"):
         from_json(text.replace('"PPOConfig"', '"OthersConfig"'))
     assert looked == [own_modules.AGENTS]
+
+
+@pytest.mark.parametrize("kind", ["", "PPO(", ".*", "PPOConfig|DQNConfig"])
+def test_a_kind_of_agent_is_a_name_and_no_pattern(kind):
+    text = to_json(preset("cartpole-ppo")).replace('"PPOConfig"', f'"{kind}"')
+    with pytest.raises(ValueError, match="not the config of an experiment: unknown kind of agent"):
+        from_json(text)

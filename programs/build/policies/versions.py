@@ -148,7 +148,7 @@ class Versions:
         }
 
     def take(self, news: PyTree) -> np.ndarray:
-        """Applies an update that `news` returned; returns the slots whose version changed."""
+        """Applies an update from `news`; returns the slots that now hold another version."""
         changed = np.asarray(news["changed"])
         new = jax.tree.leaves(news["params"])
         for into, leaf in zip(jax.tree.leaves(self._params), new, strict=True):

@@ -82,9 +82,7 @@ def find(name: str) -> Experiment:
 
 
 def describe(name: str) -> str:
-    """Returns a preset's one-line description; "" for an unknown name."""
-    if name not in PRESETS.descriptions():
-        own_modules.load_entry_points(own_modules.PRESETS)
+    """Returns the one-line description of a preset that was found; "" for an unknown name."""
     return PRESETS.descriptions().get(name, "")
 
 

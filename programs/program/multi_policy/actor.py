@@ -80,6 +80,7 @@ class SeveralActorNode:
             )
             for own in setup.learning
         }
+        self._totals = {name: f"{name}/{FRAMES}" for name in self._parts}  # as they are reported
         self._histories: dict[str, HistoryPlayer] = {}
         self._fixed: dict[str, InferencerLike] = {}
         for member in self._division.members.values():
@@ -176,8 +177,8 @@ class SeveralActorNode:
             actor.receive()
         for player in self._histories.values():
             player.watch(self._shared)
-        made = {name: actors[name].env_frames for name in self._parts}
-        self._program.count(**{f"{name}/{FRAMES}": frames for name, frames in made.items()})
+        made = {total: actors[name].env_frames for name, total in self._totals.items()}
+        self._program.count(**made)
         return sum(made.values())
 
     def _act(self, actors: Mapping[str, Actor]) -> None:

@@ -1,1 +1,1 @@
-"""Where the time of a run goes: what each node measures, and what it says about the run."""
+"""Profiles of a run: each node measures its phases, and a summary names what limits the speed."""

@@ -63,7 +63,7 @@ class Game(NamedTuple):
 
     returns: tuple[float, ...]  # undiscounted return of each seat
     length: int  # number of steps
-    cut: bool  # whether the game was cut before its end
+    cut: bool  # True if a step limit stopped the game before its end
     moves: tuple[bytes, ...]  # the actions of each step
 
 

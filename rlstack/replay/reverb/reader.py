@@ -26,12 +26,7 @@ from rlstack.replay.reverb.client import (
 )
 from rlstack.replay.reverb.fetcher import ItemFetcher, ItemQueue
 from rlstack.replay.reverb.packing import DrawnBatch, Packing
-from rlstack.replay.reverb.table_config import (
-    TableInfo,
-    before_min_size,
-    blocking_rule,
-    is_batched,
-)
+from rlstack.replay.reverb.table_config import TableInfo, before_min_size, blocking_rule, is_batched
 from rlstack.replay.sampling_rules import Counts, exceeds_samples_per_insert, explain_rule
 from rlstack.replay.served.checkpoints import ReplayCheckpointError
 from rlstack.types import Batch, Logs, PyTree
