@@ -30,7 +30,8 @@ from rlstack.networks import NetworkConfig
 from rlstack.networks.layers import forms
 from rlstack.programs.build import xla
 from rlstack.programs.config.experiment import EnvConfig, Experiment
-from rlstack.programs.run.single_process import SingleProcess
+from rlstack.programs.run.host import HostLoop
+from rlstack.programs.run.run_session import drive
 from rlstack.programs.session.periodic import PeriodicActions
 from rlstack.replay import ReplayConfig
 from rlstack.storage import allocator
@@ -109,22 +110,22 @@ def experiment(setting: Setting) -> Experiment:
 
 
 class Ours:
-    """The stack's single process, driven step by step."""
+    """The stack's loop in one process, driven step by step."""
 
     def __init__(self, cfg: Experiment) -> None:
-        self.program = SingleProcess(cfg)
+        self.program = HostLoop(cfg)
         self.periodic = PeriodicActions(
             cfg, NoLogger(), evaluate=lambda frames: None, checkpoint=lambda frames: None
         )
 
     def act(self, steps: int) -> None:
         """Acts, without learning."""
-        actor = self.program.actor
+        actor = self.program.player.actor
         for _ in range(steps):
             actor.step()
 
     def train(self, steps: int) -> None:
-        """Acts and learns, as `SingleProcess.train` does."""
+        """Acts and learns, as a run does."""
         left = steps + 1
 
         def stop() -> bool:
@@ -132,7 +133,7 @@ class Ours:
             left -= 1  # called once before each step
             return not left
 
-        self.program.train(self.periodic, stop)
+        drive(self.program, self.periodic, stop)
 
     def methods(self) -> list[Timed]:
         """Returns what `Timers` should time."""
@@ -140,10 +141,10 @@ class Ours:
         return [
             Timed(program.env, "send", "env"),
             Timed(program.env, "recv", "env"),
-            Timed(program.inferencer, "inference", "inference"),
-            Timed(program.replay, "add", "replay"),
-            Timed(program.replay, "can_sample", "replay"),
-            Timed(program.replay, "sample", "replay"),
+            Timed(program.player.inferencer, "inference", "inference"),
+            Timed(program.player.replay, "add", "replay"),
+            Timed(program.player.replay, "can_sample", "replay"),
+            Timed(program.player.replay, "sample", "replay"),
             Timed(program.learner, "step", "learn"),
             Timed(self.periodic, "log", "logs"),
             Timed(self.periodic, "tick", "logs"),

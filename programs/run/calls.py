@@ -6,7 +6,7 @@ import abc
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import AbstractContextManager
 from typing import Any
@@ -65,9 +65,11 @@ class CompiledRun(abc.ABC):
 
     Attributes:
       experiment: the run's experiment.
-      starting_seconds: see `rlstack.programs.run.single_process.SingleProcess`.
+      learner: the learner, or the learners of several policies.
+      starting_seconds: see `rlstack.programs.run.host.HostLoop`.
     """
 
+    learner: Any
     starting_seconds = 0.0
 
     def __init__(self, experiment: Experiment, env: BatchedEnv) -> None:
@@ -92,12 +94,12 @@ class CompiledRun(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def counted(self) -> tuple[int, int]:
-        """Frames and updates so far, of this run and of those that it resumes."""
+    def env_frames(self) -> int:
+        """Environment steps so far, of this run and of those that it resumes."""
 
     def until_due(self, periodic: PeriodicActions) -> int:
         """Returns the frames until an evaluation, a checkpoint or the end of the budget."""
-        return int(min(self.experiment.frames, periodic.next_due) - self.counted[0])
+        return int(min(self.experiment.frames, periodic.next_due) - self.env_frames)
 
     @abc.abstractmethod
     def accept(self, learning: Any, report: Report, seconds: float) -> None:
@@ -146,10 +148,14 @@ class CompiledRun(abc.ABC):
         if self._no_choice is None or not steps.any():
             return
         if not self._no_choice:
-            when = f"before frame {self.counted[0]:,}"
+            when = f"before frame {self.env_frames:,}"
             name, env_id = name_of(self.experiment.env.name), int(np.argmax(steps > 0))
             _log.warning(no_choice_warning(env_id, name, when))
         self._no_choice += int(steps.sum())
+
+    def by_policy(self) -> Mapping[str, Mapping[str, float]]:
+        """Returns the counters of each of several policies, for the result; here there is one."""
+        return {}
 
     @property
     def env_stats(self) -> dict[str, object]:
@@ -204,24 +210,23 @@ class Calls(CompiledRun):
         """Starts new episodes in all environments, with the current `env_keys`."""
         self.state = jax.jit(self._loop.restart)(self._state, self.env_keys)
 
-    def train(self, periodic: PeriodicActions, stop: Callable[[], bool]) -> None:
-        """Acts and learns until a budget is spent, a rule says stop, or ``stop()`` is true.
+    def advance(self, periodic: PeriodicActions) -> None:
+        """Calls the compiled program: it acts and learns for about `fused.call_seconds`.
 
         A call ends at the first iteration after which an evaluation or a checkpoint is due.
 
         Raises:
           NonFiniteError, EnvError: see `CompiledRun.accept`.
         """
+        if not self._compiling.done():
+            with self._phase("compiling the loop"):
+                checkpoint.load_libraries()  # meanwhile
+                self._compiling.result()
         most = min(self.experiment.updates or NO_LIMIT, NO_LIMIT)
-        with self._phase("compiling the loop"):
-            checkpoint.load_libraries()  # meanwhile
-            self._compiling.result()
-        while not (periodic.ended_by(*self.counted) or stop()):
-            frames = min(self.until_due(periodic), NO_LIMIT // 2)
-            report = self.call(Limits(self._pace.iterations, frames, most))
-            self._pace.adapt(int(report.iterations), self._seconds)
-            self.log(periodic, report)
-            periodic.tick(self.counted[0], self.stats)
+        frames = min(self.until_due(periodic), NO_LIMIT // 2)
+        report = self.call(Limits(self._pace.iterations, frames, most))
+        self._pace.adapt(int(report.iterations), self._seconds)
+        self.log(periodic, report)
 
     def call(self, limits: Limits) -> Report:
         """Runs the compiled program until one of the limits."""

@@ -170,7 +170,6 @@ class FusedRun(CompiledRun):
 
     Attributes:
       learner: the newest params and learner state.
-      env_frames: environment steps so far, of this run and of those that it resumes.
     """
 
     def __init__(
@@ -190,7 +189,7 @@ class FusedRun(CompiledRun):
         """
         super().__init__(experiment, parts.loop.env)
         self.step_spec, self.learner = parts.step_spec, Learned()
-        self.env_frames = 0
+        self._frames = 0
         self._evaluator, self._log_names = evaluator, log_names
         self._learned = 0  # updates in the last call
 
@@ -206,9 +205,9 @@ class FusedRun(CompiledRun):
         return Keys(*keys, role_key(seed, "replay"))
 
     @property
-    def counted(self) -> tuple[int, int]:
-        """Frames and updates so far."""
-        return self.env_frames, self.learner.version
+    def env_frames(self) -> int:
+        """Environment steps so far, of this run and of those that it resumes."""
+        return self._frames
 
     def announce(self, stream: TextIO, runs: int = 1) -> None:
         """Prints the memory that the replays of this number of runs need.
@@ -222,7 +221,7 @@ class FusedRun(CompiledRun):
         """Records the result of a call; see `CompiledRun.accept`."""
         before = self.learner.version
         self.learner.take(learning)
-        self.env_frames += int(report.tally.frames)
+        self._frames += int(report.tally.frames)
         self._learned, self._seconds = self.learner.version - before, seconds
         if report.updates.failed:
             raise failed_update(self.learner, report.updates, self._log_names())
@@ -268,7 +267,7 @@ class FusedRun(CompiledRun):
 
     def load(self, saved: PyTree) -> None:
         """Restores a state that `save` returned; the episodes go on where they were."""
-        self.env_frames = int(saved["counters"]["env_frames"])
+        self._frames = int(saved["counters"]["env_frames"])
         self._restarts = int(saved["counters"]["restarts"])
         self.learner.load(saved["learner"])
         fresh = self.state

@@ -23,7 +23,6 @@ from rlstack.fused.several import Alone, Learns, SetLoop
 from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.jax_envs.factory import make_batch
 from rlstack.programs.build.agent import make_agent
-from rlstack.programs.build.policies.evaluation import SetEvaluator
 from rlstack.programs.build.policies.members import Division, Member, divide
 from rlstack.programs.build.policies.player import fixed_agent
 from rlstack.programs.build.policies.versions import FORGETTING, PRIOR, Versions
@@ -38,7 +37,7 @@ from rlstack.programs.run.fused_run import (
     ring_stats,
     untrained,
 )
-from rlstack.programs.run.multi_policy import Learners, PolicySet
+from rlstack.programs.run.policy_set import PolicySet
 from rlstack.programs.session.periodic import PeriodicActions
 from rlstack.types import Params, PRNGKey, PyTree, Transition
 
@@ -67,9 +66,10 @@ class FusedSet(PolicySet, Calls):
 
     Attributes:
       division: which policy plays which seats.
-      learner: the newest params and learner states of the policies.
       frames: environment steps of each policy so far, in this run and those that it resumes.
     """
+
+    division: Division
 
     def __init__(self, experiment: Experiment, phase: Phase = contextlib.nullcontext) -> None:
         """Makes the parts.
@@ -87,7 +87,7 @@ class FusedSet(PolicySet, Calls):
         super().__init__(experiment, env)
         self._parts = _make_parts(experiment, self.division, env)
         self._learned = {name: Learned() for name in self._parts.agents}
-        self.learner = Learners(self._learned)
+        self.learners = self._learned
         self.frames = dict.fromkeys(self.division.members, 0)
         self._new: dict[str, int] = {}  # updates of each policy in the last call
         begin = functools.partial(_begin, self._parts)
@@ -97,7 +97,7 @@ class FusedSet(PolicySet, Calls):
             member.name: Versions(member.cfg.history, self._learned[member.cfg.history.of].params)
             for member in self._of_kind("history")
         }
-        self._evaluator = SetEvaluator(experiment, self.division, env.spec, self._versions)
+        self._make_evaluator(env.spec)
 
     def _of_kind(self, kind: str) -> list[Member]:
         return [member for member in self.division.members.values() if member.kind == kind]
@@ -118,11 +118,6 @@ class FusedSet(PolicySet, Calls):
             acting,
             {name: role_key(seed, "replay") for name, seed in learning.items()},
         )
-
-    @property
-    def counted(self) -> tuple[int, int]:
-        """Frames and updates so far."""
-        return self.env_frames, self.learner.version
 
     def until_due(self, periodic: PeriodicActions) -> int:
         """Returns the frames until something is due, also a version of a policy."""

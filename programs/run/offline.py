@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -74,7 +74,7 @@ class Offline:
     dataset counts each time it is learned from.
     """
 
-    starting_seconds = 0.0  # unknown: see `rlstack.programs.run.single_process.SingleProcess`
+    starting_seconds = 0.0  # unknown: see `rlstack.programs.run.host.HostLoop`
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
@@ -109,13 +109,15 @@ class Offline:
         if self.dataset.note:
             print(f"note: {self.dataset.path}: {self.dataset.note}", file=stream, flush=True)
 
-    def train(self, periodic: PeriodicActions, stop: Callable[[], bool]) -> None:
-        """Learns until a budget is spent, a rule says stop, or ``stop()`` is true."""
+    def advance(self, periodic: PeriodicActions) -> None:
+        """Makes an update."""
         cfg = self.experiment.replay
-        while not (periodic.ended_by(self.env_frames, self.learner.version) or stop()):
-            periodic.log(self.learner.step(self.windows.sample()), "learner/")
-            self.env_frames += cfg.batch_size * cfg.unroll_length
-            periodic.tick(self.env_frames, self.stats)
+        periodic.log(self.learner.step(self.windows.sample()), "learner/")
+        self.env_frames += cfg.batch_size * cfg.unroll_length
+
+    def by_policy(self) -> Mapping[str, Mapping[str, float]]:
+        """Returns nothing: one policy learns."""
+        return {}
 
     def stats(self) -> dict[str, object]:
         """Returns the counters to log."""

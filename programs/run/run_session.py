@@ -1,6 +1,7 @@
 """Writes the logs, evaluations, checkpoints and result of a run in this process.
 
-`Run` and `Loop` are the interfaces that a run must implement for this.
+`Run` and `Engine` are the interfaces that a run must implement for this; `drive` is the loop over
+an engine.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Protocol, TextIO
 
 from rlstack.acting.evaluator import Evaluation
 from rlstack.checks import EnvCrash, EnvError, ExitError, no_exits
@@ -76,12 +77,15 @@ class Run(Protocol):
           brief: True to play only one episode in each environment.
         """
 
+    def by_policy(self) -> Mapping[str, Mapping[str, float]]:
+        """Returns the counters of each of several policies, for the result."""
+
     def save(self) -> PyTree:
         """Returns the state that a resumed run needs, for `rlstack.storage.checkpoint`."""
 
 
-class Loop(Run, Protocol):
-    """A run that trains by itself; see `rlstack.programs.run.train`."""
+class Engine(Run, Protocol):
+    """A run that trains in this process; `drive` is the loop."""
 
     def announce(self, stream: TextIO) -> None:
         """Prints the memory that the replay needs, or the dataset that the run learns from.
@@ -90,8 +94,11 @@ class Loop(Run, Protocol):
           ValueError: there is not enough memory.
         """
 
-    def train(self, periodic: PeriodicActions, stop: Callable[[], bool]) -> None:
-        """Trains until a budget is spent, a rule says stop, or ``stop()`` is true."""
+    def advance(self, periodic: PeriodicActions) -> None:
+        """Trains a little: acts and learns once, or makes one call of a compiled program.
+
+        It must not pass what is due next by more than a step of all environments.
+        """
 
     def template(self) -> PyTree:
         """Returns the structure of a saved state, for `rlstack.storage.checkpoint.restore`."""
@@ -101,6 +108,13 @@ class Loop(Run, Protocol):
 
     def close(self) -> None:
         """Stops what the run has started, such as environment worker processes."""
+
+
+def drive(engine: Engine, periodic: PeriodicActions, should_stop: Callable[[], bool]) -> None:
+    """Trains until a budget is spent, a rule says stop, or ``should_stop()`` is true."""
+    while not (periodic.ended_by(engine.env_frames, engine.learner.version) or should_stop()):
+        engine.advance(periodic)
+        periodic.tick(engine.env_frames, engine.stats)
 
 
 class RunSession:
@@ -173,10 +187,7 @@ class RunSession:
         if loop.env_frames not in self._evaluated:
             self._evaluate(loop.env_frames)
         found = self._evaluated[loop.env_frames]
-        several: dict[str, Any] = getattr(
-            loop, "by_policy", dict
-        )()  # of a loop of several policies
-        return self.periodic.result(found, loop.env_frames, loop.learner.version, several)
+        return self.periodic.result(found, loop.env_frames, loop.learner.version, loop.by_policy())
 
     @contextlib.contextmanager
     def kept_on_failure(self) -> Iterator[None]:

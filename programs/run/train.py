@@ -26,8 +26,8 @@ from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.config.member_config import is_fixed
 from rlstack.programs.pictures.training_videos import check_videos
 from rlstack.programs.run.evaluation import evaluate as evaluate
-from rlstack.programs.run.run_session import Loop, RunSession
-from rlstack.programs.run.single_process import SingleProcess
+from rlstack.programs.run.host import HostLoop
+from rlstack.programs.run.run_session import Engine, RunSession, drive
 from rlstack.programs.session import failed_update, origin, signals
 from rlstack.programs.session.callbacks import Callbacks, check_callback
 from rlstack.programs.session.display import ProgressDisplay
@@ -313,25 +313,25 @@ def _run_in_process(
     files = open_logs(directory, start, experiment, display.write_line)
     logger = Fanout([files, display])
     try:
-        loop = _make_loop(experiment, display)
+        engine = _make_engine(experiment, display)
         try:
-            loop.announce(display.stream)
+            engine.announce(display.stream)
             if start_from is not None:
                 with origin.compared(directory, start_from):
-                    loop.load(checkpoint.restore(start_from, loop.template()))
+                    engine.load(checkpoint.restore(start_from, engine.template()))
             profile = Profile(profiled, directory, experiment.topology)
-            profile.time_loop(loop)
+            profile.time_engine(engine)
             with contextlib.closing(profile):
-                result = _train(experiment, directory, loop, logger, display, start, profile)
+                result = _train(experiment, directory, engine, logger, display, start, profile)
         finally:
-            loop.close()
+            engine.close()
     finally:
         logger.close()
     directory.write_result(result._asdict())
     return result
 
 
-def _make_loop(experiment: Experiment, display: ProgressDisplay) -> Loop:
+def _make_engine(experiment: Experiment, display: ProgressDisplay) -> Engine:
     if experiment.data:
         from rlstack.programs.run.offline import Offline
 
@@ -344,38 +344,34 @@ def _make_loop(experiment: Experiment, display: ProgressDisplay) -> Loop:
         from rlstack.programs.run.fused_run import Fused
 
         return Fused(experiment, display.phase)
-    if experiment.policies:
-        from rlstack.programs.run.multi_policy import SeveralPolicies
-
-        return SeveralPolicies(experiment, display.phase)
-    return SingleProcess(experiment, display.phase)
+    return HostLoop(experiment, display.phase)
 
 
 def _train(
     experiment: Experiment,
     directory: RunDir,
-    loop: Loop,
+    engine: Engine,
     logger: Fanout,
     display: ProgressDisplay,
     start: Progress,
     profile: Profile,
 ) -> Result:
     """Trains until the budget is spent, then evaluates; saves when due and at the end."""
-    session = RunSession(experiment, directory, loop, logger, start, display)
-    before = loop.learner.version
+    session = RunSession(experiment, directory, engine, logger, start, display)
+    before = engine.learner.version
     with (
         watch.at_last_resort(session.end_now),
         StopSignals(
-            display.write_line, has_progress=lambda: loop.learner.version > before
+            display.write_line, has_progress=lambda: engine.learner.version > before
         ) as stop_signals,
     ):
 
         def stop() -> bool:
-            profile.observe(loop.learner.version)
+            profile.observe(engine.learner.version)
             return stop_signals.received is not None
 
         with session.kept_on_failure():
-            loop.train(session.periodic, stop)
+            drive(engine, session.periodic, stop)
         profile.close()
         session.end()
         if stop_signals.received is not None:

@@ -17,7 +17,8 @@ from rlstack.optimizers import OptimizerConfig
 from rlstack.programs.config.experiment import EnvConfig, Experiment
 from rlstack.programs.config.presets import preset
 from rlstack.programs.config.presets.registry import falling, on_policy_replay
-from rlstack.programs.run.single_process import SingleProcess
+from rlstack.programs.run.host import HostLoop
+from rlstack.programs.run.run_session import drive
 from rlstack.programs.session.periodic import PeriodicActions
 from rlstack.replay import ReplayConfig
 from rlstack.storage.loggers import InMemoryLogger
@@ -37,12 +38,12 @@ PRIORITIZED = ReplayConfig(
 
 def train(experiment):
     """Trains; returns the program, which the caller closes."""
-    program = SingleProcess(experiment)
+    program = HostLoop(experiment)
     periodic = PeriodicActions(
         experiment, InMemoryLogger(), evaluate=lambda _: None, checkpoint=lambda _: None
     )
     try:
-        program.train(periodic, stop=lambda: False)
+        drive(program, periodic, lambda: False)
     except BaseException:
         program.close()
         raise
@@ -187,7 +188,7 @@ def test_values_bootstrap_through_a_time_limit(agent_class, monkeypatch):
     )
     program = train(experiment)
     try:
-        values = program.inferencer.inference(None, program.env.reset()).agent_output.value
+        values = program.player.inferencer.inference(None, program.env.reset()).agent_output.value
     finally:
         program.close()
     if agent_class is PPO:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +13,12 @@ from rlstack.acting.inference import Inference
 from rlstack.acting.inferencer import Inferencer
 from rlstack.agent import Agent
 from rlstack.configs.acting import InferencerConfig
-from rlstack.envs.seats.views import SharedPool, View
+from rlstack.envs.seats.views import SharedPool
 from rlstack.families.frozen import Frozen, FrozenParams
 from rlstack.programs.build.agent import make_agent
-from rlstack.programs.build.policies.members import Member
-from rlstack.programs.build.policies.player import Player
+from rlstack.programs.build.player import Player, learning_player
+from rlstack.programs.build.policies.members import Division, Member
+from rlstack.programs.build.policies.player import fixed_player
 from rlstack.programs.build.policies.versions import Versions
 from rlstack.programs.build.seeds import role_key, role_seed
 from rlstack.types import EnvSpec, Params, PRNGKey, PyTree, StepType, TimeStep
@@ -125,33 +127,44 @@ class HistoryPlayer(Player):
       versions: the versions.
     """
 
-    acting: VersionedInferencer
+    inferencer: VersionedInferencer
+    versions: Versions
 
-    def __init__(self, member: Member, acting: VersionedInferencer, versions: Versions) -> None:
-        super().__init__(member, None, acting)
-        self.versions = versions
+    def __init__(
+        self,
+        member: Member,
+        inferencer: VersionedInferencer,
+        versions: Versions,
+        learning: Player | None = None,
+    ) -> None:
+        """Makes the player.
+
+        Args:
+          member: the policy.
+          inferencer: acts with the version that plays each row.
+          versions: the versions.
+          learning: the policy whose versions they are, if it learns in this process.
+        """
+        super().__init__(member.experiment, None, inferencer)
+        self.versions, self._member, self._of = versions, member, learning
         self._counts: np.ndarray | None = None  # whether an episode's result counts, by row
         self._returns: np.ndarray | None = None  # returns of the episodes in progress, by row
 
-    def begin(self, view: View) -> None:
+    def begin(self, env: Any) -> None:
         """Makes the actor; the games in progress have no result."""
-        super().begin(view)
+        super().begin(env)
         self._counts = self._returns = None
 
-    def keep(self, frames: int, params: Params) -> None:
-        """Saves a version of the learning policy if one is due.
-
-        Args:
-          frames: environment steps of the policy so far.
-          params: the policy's current params.
-        """
-        if self.versions.is_due(frames):
-            self.forget(self.versions.add(frames, params))
+    def after_learning(self) -> None:
+        """Saves a version of the learning policy if one is due."""
+        of = self._of
+        if of is not None and of.learner is not None and self.versions.is_due(of.env_frames):
+            self.forget(self.versions.add(of.env_frames, of.learner.params))
 
     def forget(self, slot: int) -> None:
         """Discards the results of games in progress that began with another version in a slot."""
         if self._counts is not None:
-            self._counts[self.acting.playing == slot] = False
+            self._counts[self.inferencer.playing == slot] = False
 
     def watch(self, shared: SharedPool) -> None:
         """Adds the rewards of a step; records the results of the episodes that end.
@@ -162,40 +175,46 @@ class HistoryPlayer(Player):
         step_type = np.asarray(newest.step_type)
         if self._returns is None or self._counts is None:
             self._returns = np.zeros(len(step_type))
-            self._counts = np.ones(len(self.acting.playing), bool)
+            self._counts = np.ones(len(self.inferencer.playing), bool)
         begins = np.repeat(shared.begins, shared.num_seats)
         self._returns = np.where(begins, 0.0, self._returns + newest.reward)
-        own = shared.rows_of(self.member.name)
+        own = shared.rows_of(self._member.name)
         self._counts[step_type[own] == StepType.FIRST] = True
         ended = np.flatnonzero((step_type[own] == StepType.LAST) & self._counts)
         if len(ended):
-            theirs = shared.rows_of(self.member.cfg.history.of)
+            theirs = shared.rows_of(self._member.cfg.history.of)
             games = theirs // shared.num_seats
             for i in ended:
                 others = theirs[games == own[i] // shared.num_seats]
                 margin = self._returns[others].mean() - self._returns[own[i]]
-                self.versions.record(int(self.acting.playing[i]), (np.sign(margin) + 1.0) / 2.0)
+                self.versions.record(int(self.inferencer.playing[i]), (np.sign(margin) + 1.0) / 2.0)
 
 
-def history_player(member: Member, learning: Player, spec: EnvSpec) -> HistoryPlayer:
-    """Makes the parts of a policy that is the earlier versions of another one.
-
-    Args:
-      member: the policy.
-      learning: the policy whose versions it plays.
-      spec: the spec of the environments.
+def make_players(division: Division, spec: EnvSpec) -> dict[str, Player]:
+    """Makes the parts of all policies in one process, in the order of the config.
 
     Raises:
-      ValueError: the other policy does not learn.
+      ValueError: an agent does not fit the environments, or a checkpoint cannot be read.
     """
-    if learning.learning is None:
-        raise ValueError(f"policies.{member.name}: {learning.member.name} must learn.")
-    versions = Versions(member.cfg.history, learning.learning.learner.params)
-    return versions_player(member, versions, spec)
+    made = {member.name: learning_player(member.experiment, spec) for member in division.learning}
+    for name, member in division.members.items():
+        if member.kind == "history":
+            of = made[member.cfg.history.of]
+            assert of.learner is not None
+            made[name] = versions_player(
+                member, Versions(member.cfg.history, of.learner.params), spec, learning=of
+            )
+        elif member.kind != "learning":
+            made[name] = fixed_player(member, spec)
+    return {name: made[name] for name in division.members}
 
 
 def versions_player(
-    member: Member, versions: Versions, spec: EnvSpec, rank: int = 0
+    member: Member,
+    versions: Versions,
+    spec: EnvSpec,
+    rank: int = 0,
+    learning: Player | None = None,
 ) -> HistoryPlayer:
     """Makes the parts of a policy that plays these versions.
 
@@ -204,9 +223,10 @@ def versions_player(
       versions: the versions.
       spec: the spec of the environments.
       rank: number of the actor, different for each actor.
+      learning: the policy whose versions they are, if it learns in this process.
     """
-    acting = _inferencer(member, versions, spec, "inferencer", rank=rank)
-    return HistoryPlayer(member, acting, versions)
+    inferencer = _inferencer(member, versions, spec, "inferencer", rank=rank)
+    return HistoryPlayer(member, inferencer, versions, learning)
 
 
 def _inferencer(

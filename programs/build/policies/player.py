@@ -1,119 +1,21 @@
-"""The parts of one policy of a set: how it acts and, if it learns, how it learns."""
+"""The parts of a policy that does not learn: a rule, or the agent of a finished run."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from rlstack.acting.actor import Actor, transition_spec
-from rlstack.acting.inference import Inference
 from rlstack.acting.inferencer import Inferencer
 from rlstack.acting.params import FixedParams
 from rlstack.agent import Agent
-from rlstack.envs.seats.views import SharedPool, View
-from rlstack.learning.learner import Learner
 from rlstack.programs.build.agent import make_agent
-from rlstack.programs.build.hooks import make_step_processor
+from rlstack.programs.build.player import Player
 from rlstack.programs.build.policies.members import Member, frozen_experiment
-from rlstack.programs.build.replay import make_replay
 from rlstack.programs.build.restored import read_params
-from rlstack.programs.build.seeds import acting_key, role_key
-from rlstack.replay import ReplayBuffer
-from rlstack.types import EnvSpec, Params, PRNGKey, PyTree, TimeStep, Transition
-
-
-class Acting(Protocol):
-    """What chooses the actions of a policy, with a state that checkpoints hold."""
-
-    def inference(self, env_ids: np.ndarray | None, timestep: TimeStep) -> Inference:
-        """Acts on one batch."""
-
-    def save(self) -> PyTree:
-        """Returns the state that a resumed run needs."""
-
-    def load(self, saved: PyTree) -> None:
-        """Restores what `save` returned."""
-
-
-class LearningParts(NamedTuple):
-    """The parts that a learning policy has in addition to its actor."""
-
-    spec: Transition  # shapes and dtypes of one row's step
-    replay: ReplayBuffer
-    learner: Learner
-
-
-class Player:
-    """One policy in training.
-
-    Attributes:
-      member: the policy.
-      learning: the policy's replay and learner; None if the policy does not learn.
-      acting: the inferencer that chooses the policy's actions.
-      actor: steps the policy's rows; created by `begin`.
-    """
-
-    actor: Actor
-
-    def __init__(self, member: Member, learning: LearningParts | None, acting: Acting) -> None:
-        self.member, self.learning, self.acting = member, learning, acting
-        self._base_frames = 0
-
-    @property
-    def env_frames(self) -> int:
-        """Steps of its rows so far, of this run and of those that it resumes."""
-        return self._base_frames + (self.actor.env_frames if hasattr(self, "actor") else 0)
-
-    def begin(self, view: View) -> None:
-        """Makes the actor, which resets its rows; the replay keeps what it has."""
-        self._base_frames = self.env_frames
-        replay = self.learning.replay if self.learning else None
-        processor = make_step_processor(self.member.experiment) if replay is not None else None
-        self.actor = Actor(view, self.acting, replay, step_processor=processor)
-
-    def keep(self, frames: int, params: Params) -> None:
-        """Receives another policy's newest params, after this number of its frames."""
-
-    def watch(self, shared: SharedPool) -> None:
-        """Processes the step that all rows have received."""
-
-    def save(self) -> PyTree:
-        """Returns the state of acting, and the replay if checkpoints hold it."""
-        holds = self.learning is not None and self.member.experiment.checkpoint_replay
-        replay = self.learning.replay.save() if holds and self.learning else ()
-        frames = np.int64(self.env_frames)
-        return {"inferencer": self.acting.save(), "replay": replay, "env_frames": frames}
-
-    def load(self, saved: PyTree) -> None:
-        """Restores what `save` returned, except for acting, which follows new episodes."""
-        self._base_frames, self.actor.env_frames = int(saved["env_frames"]), 0
-        if self.learning is not None and self.member.experiment.checkpoint_replay:
-            self.learning.replay.load(saved["replay"])
-
-    def close(self) -> None:
-        """Closes the replay."""
-        if self.learning is not None:
-            self.learning.replay.close()
-
-
-def learning_player(member: Member, spec: EnvSpec) -> Player:
-    """Makes the parts of a policy that learns.
-
-    Raises:
-      ValueError: the policy's agent does not fit the environments.
-    """
-    experiment = member.experiment
-    agent = make_agent(experiment, spec)
-    step_spec = transition_spec(agent, spec)
-    replay = make_replay(experiment, step_spec)
-    learner = Learner(experiment.learner, agent, replay, role_key(experiment.seed, "learner"))
-    key = acting_key(experiment.seed, rank=0)
-    inferencer = Inferencer(experiment.inferencer, agent, learner, experiment.env.num_envs, key)
-    return Player(member, LearningParts(step_spec, replay, learner), inferencer)
+from rlstack.programs.build.seeds import acting_key
+from rlstack.types import EnvSpec, Params, PRNGKey
 
 
 def fixed_player(member: Member, spec: EnvSpec) -> Player:
@@ -124,7 +26,7 @@ def fixed_player(member: Member, spec: EnvSpec) -> Player:
         read.
     """
     key = acting_key(member.experiment.seed, rank=0)
-    return Player(member, None, fixed_inferencer(member, spec, key))
+    return Player(member.experiment, None, fixed_inferencer(member, spec, key))
 
 
 def fixed_inferencer(member: Member, spec: EnvSpec, rng_key: PRNGKey) -> Inferencer:

@@ -112,14 +112,17 @@ class Profile:
         self.time(inferencer, inference=ACTING)
         self.time(replay, add=WRITING)
 
-    def time_loop(self, loop: Any) -> None:
-        """Measures the seconds spent in the parts of a single-process loop; skips absent parts."""
-        parts = [getattr(loop, name, None) for name in ("env", "inferencer", "replay")]
-        self.time_acting(*parts)
-        self.time(parts[-1], sample=DRAWING)
-        self.time(getattr(loop, "windows", None), sample=DRAWING)  # windows of recorded data
-        self.time(loop.learner, step=LEARNING)
-        self.time(loop, call=COMPILED)
+    def time_engine(self, engine: Any) -> None:
+        """Measures the seconds spent in the parts of a loop in this process."""
+        for player in getattr(engine, "players", {}).values():
+            self.time_acting(None, player.inferencer, player.replay)
+            self.time(player.replay, sample=DRAWING)
+            self.time(player.learner, step=LEARNING)
+        self.time(getattr(engine, "env", None), recv=ENVIRONMENTS)
+        if windows := getattr(engine, "windows", None):  # of recorded data
+            self.time(windows, sample=DRAWING)
+            self.time(engine.learner, step=LEARNING)
+        self.time(engine, call=COMPILED)
 
     def _timed(self, method: Callable[..., Any], label: str) -> Callable[..., Any]:
         @functools.wraps(method)

@@ -22,7 +22,7 @@ from rlstack.programs.config.encoding import from_json, to_json
 from rlstack.programs.config.env_config import EnvConfig, OpponentsConfig
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.run import train
-from rlstack.programs.run.single_process import SingleProcess
+from rlstack.programs.run.host import HostLoop
 from rlstack.programs.session.run_dir import RunDir
 from rlstack.replay import ReplayConfig
 from rlstack.storage import checkpoint
@@ -88,19 +88,19 @@ def against(runs, share=0.5, **changes):
 @pytest.mark.slow
 @pytest.mark.chosen
 def test_steps_of_opponents_are_neither_counted_nor_remembered(runs):
-    program = SingleProcess(opponents.resolved(against(runs)))
+    program = HostLoop(opponents.resolved(against(runs)))
     try:
         env = program.env
         assert env.opponents == (ITSELF, ITSELF, "old@7", "older@7")
         assert len(env._pool.env_ids) == 6
         frozen = [player._params for player in env._players]
         before = jax.tree.map(np.copy, frozen)
-        added, add = [], program.replay.add
-        program.replay.add = lambda ids, step: (added.append(step), add(ids, step))
+        added, add = [], program.player.replay.add
+        program.player.replay.add = lambda ids, step: (added.append(step), add(ids, step))
         for _ in range(24):
-            program.actor.step()
-            while program.replay.can_sample():
-                program.learner.step(program.replay.sample())
+            program.player.actor.step()
+            while program.player.replay.can_sample():
+                program.learner.step(program.player.replay.sample())
         assert program.learner.version >= 4
         assert program.env_frames == sum((s.timestep.step_type != 0).sum() for s in added) == 76
         for step in added:  # a game's two agents, then the learner's seats in two games
@@ -229,13 +229,13 @@ def test_actors_in_processes_play_against_opponents(runs, tmp_path, topology):
 def test_asynchronous_actors_play_against_opponents(runs):
     env = dataclasses.replace(GAME, wait_num=2, opponents=met(runs))
     experiment = dataclasses.replace(EXPERIMENT, env=env)
-    program = SingleProcess(opponents.resolved(experiment))
+    program = HostLoop(opponents.resolved(experiment))
     try:
         for _ in range(40):
-            program.actor.step()
-            while program.replay.can_sample():
-                program.learner.step(program.replay.sample())
+            program.player.actor.step()
+            while program.player.replay.can_sample():
+                program.learner.step(program.player.replay.sample())
         assert program.learner.version >= 2
-        assert program.actor.episodes >= 4
+        assert program.player.actor.episodes >= 4
     finally:
         program.close()

@@ -13,6 +13,7 @@ from rlstack.networks import NetworkConfig
 from rlstack.programs.config.experiment import EnvConfig, Experiment
 from rlstack.programs.config.member_config import HistoryConfig, MemberConfig
 from rlstack.programs.config.presets.registry import on_policy_replay, transitions
+from rlstack.programs.run.run_session import drive
 
 CHAIN = EnvConfig("rlstack.envs.seats.games:SupplyChain", num_envs=12, options={"weeks": 8})
 THROWS = EnvConfig("rlstack.envs.seats.games:RockPaperScissors", num_envs=8)
@@ -83,5 +84,5 @@ class Unlogged:
 def trained(loop, steps):
     """Trains a loop for a number of steps, and returns the names that it logged."""
     periodic = Unlogged(steps)
-    loop.train(periodic, lambda: False)
+    drive(loop, periodic, lambda: False)
     return periodic.names

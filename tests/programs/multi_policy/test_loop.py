@@ -8,8 +8,7 @@ import pytest
 from rlstack.acting.evaluator import by_policy
 from rlstack.programs.config.member_config import MemberConfig
 from rlstack.programs.config.presets import preset
-from rlstack.programs.run.multi_policy import SeveralPolicies
-from rlstack.programs.run.single_process import SingleProcess
+from rlstack.programs.run.host import HostLoop
 from rlstack.storage import checkpoint
 from tests.programs.multi_policy.cases import chain, leaves_equal, selfplay, trained
 
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.timeout(180)
 def test_a_set_of_one_policy_is_the_run_of_that_policy(name):
     experiment = preset(name)
     several = dataclasses.replace(experiment, policies={"all": MemberConfig()})
-    one, of_one = SingleProcess(experiment), SeveralPolicies(several)
+    one, of_one = HostLoop(experiment), HostLoop(several)
     try:
         for _ in range(2):
             trained(one, 100)
@@ -31,7 +30,9 @@ def test_a_set_of_one_policy_is_the_run_of_that_policy(name):
             assert one.env_frames == of_one.env_frames
             assert one.learner.version == of_one.learner.version > 0
             assert leaves_equal(one.learner.params, of_one.learner.params["all"])
-            assert leaves_equal(one.inferencer.save(), of_one.players["all"].acting.save())
+            assert leaves_equal(
+                one.player.inferencer.save(), of_one.players["all"].inferencer.save()
+            )
             one.restart_environments()
             of_one.restart_environments()
         found, same = one.evaluate(), of_one.evaluate()
@@ -44,7 +45,7 @@ def test_a_set_of_one_policy_is_the_run_of_that_policy(name):
 @pytest.mark.slow
 @pytest.mark.chosen
 def test_policies_of_different_algorithms_learn_side_by_side():
-    loop = SeveralPolicies(chain())
+    loop = HostLoop(chain())
     try:
         before = loop.learner.params
         names = trained(loop, 40)
@@ -77,7 +78,7 @@ def loop_firsts(steps, rows):
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [pytest.param(selfplay, marks=pytest.mark.chosen), chain])
 def test_a_resumed_set_equals_an_uninterrupted_one(tmp_path, make):
-    unbroken, broken, resumed = (SeveralPolicies(make()) for _ in range(3))
+    unbroken, broken, resumed = (HostLoop(make()) for _ in range(3))
     try:
         for loop in (unbroken, broken):
             trained(loop, 8 * 4 + 1)  # the end of an unroll
@@ -96,7 +97,7 @@ def test_a_resumed_set_equals_an_uninterrupted_one(tmp_path, make):
 
 
 def test_self_play_keeps_versions_and_their_win_rates():
-    loop = SeveralPolicies(selfplay("prioritised"))
+    loop = HostLoop(selfplay("prioritised"))
     try:
         past = loop.players["past"]
         assert list(past.versions.frames) == [0]

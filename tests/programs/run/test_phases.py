@@ -2,7 +2,8 @@
 
 import contextlib
 
-from rlstack.programs.run.single_process import SingleProcess
+from rlstack.programs.run.host import HostLoop
+from rlstack.programs.run.run_session import drive
 from rlstack.programs.session.periodic import PeriodicActions
 from rlstack.storage.loggers import InMemoryLogger
 from tests.programs.running import ppo
@@ -17,12 +18,12 @@ def test_a_single_process_names_what_may_take_long():
         yield
 
     experiment = ppo("single_process", frames=1000)
-    loop = SingleProcess(experiment, phase)
+    loop = HostLoop(experiment, phase)
     periodic = PeriodicActions(
         experiment, InMemoryLogger(), evaluate=lambda _: None, checkpoint=lambda _: None
     )
     try:
-        loop.train(periodic, stop=lambda: False)
+        drive(loop, periodic, lambda: False)
     finally:
         loop.close()
     assert loop.learner.version > 1
@@ -30,5 +31,5 @@ def test_a_single_process_names_what_may_take_long():
         "making 8 environments",
         "resetting 8 environments",
         "compiling the agent's step, and acting",
-        "compiling the learner's step",
+        "compiling the step of the learner",
     ]

@@ -26,7 +26,7 @@ from rlstack.programs.config.encoding import from_json, to_json
 from rlstack.programs.config.experiment import EnvConfig
 from rlstack.programs.config.presets import preset
 from rlstack.programs.run import train
-from rlstack.programs.run.single_process import SingleProcess
+from rlstack.programs.run.host import HostLoop
 
 
 def small(name="cartpole-ppo", **changes):
@@ -96,12 +96,12 @@ def test_the_same_seed_gives_the_same_params_whatever_the_number_of_threads():
             agent=dataclasses.replace(experiment.agent, num_epochs=2),
             env=dataclasses.replace(experiment.env, num_workers=num_workers),
         )
-        program = SingleProcess(experiment)
+        program = HostLoop(experiment)
         try:
             for _ in range(55 * experiment.replay.unroll_length):
-                program.actor.step()
-                while program.replay.can_sample():
-                    program.learner.step(program.replay.sample())
+                program.player.actor.step()
+                while program.player.replay.can_sample():
+                    program.learner.step(program.player.replay.sample())
             assert program.learner.version >= 50
             return jax.device_get(program.learner.save())
         finally:
@@ -145,15 +145,15 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, name, env_type, opt
 
     def steps(program, count):
         for _ in range(count):
-            program.actor.step()
-            while program.replay.can_sample():
-                program.learner.step(program.replay.sample())
+            program.player.actor.step()
+            while program.player.replay.can_sample():
+                program.learner.step(program.player.replay.sample())
 
     # An unroll boundary: the first update comes after 33 steps, then one every 32 steps.
     half = 32 * 10 + 1
-    unbroken = SingleProcess(experiment)
-    broken = SingleProcess(experiment)
-    resumed = SingleProcess(experiment)
+    unbroken = HostLoop(experiment)
+    broken = HostLoop(experiment)
+    resumed = HostLoop(experiment)
     try:
         steps(unbroken, half)
         unbroken.restart_environments()

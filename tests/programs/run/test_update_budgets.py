@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from rlstack.programs.build.player import Player
 from rlstack.programs.program.learner import LearnerNode
-from rlstack.programs.run.multi_policy import SeveralPolicies
-from rlstack.programs.run.single_process import SingleProcess
+from rlstack.programs.run.host import HostLoop
+from rlstack.programs.run.run_session import drive
 
 
 class _Learner:
@@ -36,20 +37,29 @@ class _Replay:
         self.drawn += 1
 
 
+def _player(replay, learner):
+    player = Player.__new__(Player)
+    player.replay, player.learner = replay, learner
+    player._base_frames = 0
+    player.actor = SimpleNamespace(act=replay.step, receive=lambda: None, env_frames=0)
+    return player
+
+
 @pytest.mark.parametrize(("budget", "steps"), [(1, 3), (4, 3), (6, 6), (8, 6)])
 def test_a_single_process_makes_as_many_updates_as_asked(budget, steps):
     replay, learner, logged = _Replay(), _Learner(), []
-    loop = SingleProcess.__new__(SingleProcess)
+    loop = HostLoop.__new__(HostLoop)
     loop.experiment = SimpleNamespace(updates=budget, steps_per_update=3)
-    loop.actor = SimpleNamespace(step=replay.step, env_frames=0)
-    loop.replay, loop.learner, loop._base_frames = replay, learner, 0
-    loop._phase = lambda _: contextlib.nullcontext()
+    loop.players = {"": _player(replay, learner)}
+    loop.learners, loop._learning = {"": learner}, loop.players
+    loop._shared, loop._started, loop._phase = None, set(), lambda _: contextlib.nullcontext()
+    loop.stats = dict
     periodic = SimpleNamespace(
         ended_by=lambda frames, updates: "updates" if updates >= budget else "",
         log=lambda *_: logged.append(learner.version),
         tick=lambda *_: None,
     )
-    loop.train(periodic, lambda: replay.steps > 100)
+    drive(loop, periodic, lambda: replay.steps > 100)
     assert (learner.version, replay.drawn, replay.steps) == (budget, budget, steps)
 
 
@@ -57,11 +67,10 @@ def test_a_single_process_makes_as_many_updates_as_asked(budget, steps):
 def test_each_policy_of_a_set_makes_as_many_updates_as_asked(budget, updates):
     replay, learner = _Replay(), _Learner()
     replay.steps = 6
-    loop = SeveralPolicies.__new__(SeveralPolicies)
+    loop = HostLoop.__new__(HostLoop)
     loop.experiment = SimpleNamespace(updates=budget)
-    loop._phase = lambda _: contextlib.nullcontext()
-    parts = SimpleNamespace(replay=replay, learner=learner)
-    loop._learn("left", parts, SimpleNamespace(log=lambda *_: None))
+    loop._started, loop._phase = set(), lambda _: contextlib.nullcontext()
+    loop._learn("left", _player(replay, learner), SimpleNamespace(log=lambda *_: None))
     assert learner.version == updates
 
 
