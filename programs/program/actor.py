@@ -1,4 +1,4 @@
-"""The actor's node: one pool of environments, with inference here or in a service."""
+"""The actor's node: one pool of environments, with inference here or in services."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -21,13 +22,20 @@ from rlstack.acting.params import ParamsPuller
 from rlstack.acting.round_gate import RoundGate
 from rlstack.programs.build.agent import make_agent
 from rlstack.programs.build.devices import actor_device
-from rlstack.programs.build.environments import Pool, make_env
+from rlstack.programs.build.environments import Pool
 from rlstack.programs.build.hooks import make_step_processor
+from rlstack.programs.build.player import Shared, make_shared
+from rlstack.programs.build.policies.history import HistoryPlayer, versions_player
+from rlstack.programs.build.policies.members import Member, divide
+from rlstack.programs.build.policies.player import fixed_inferencer
 from rlstack.programs.build.seeds import acting_key, role_seed
 from rlstack.programs.config.experiment import EnvConfig, Experiment
 from rlstack.programs.program.base import LEARNER, RUNNING, CoordinatorClient, Setup
 from rlstack.programs.program.data_parallel import shards
 from rlstack.programs.program.lock_step import ACT, STOP, WAIT
+from rlstack.programs.program.multi_policy.clients import learner_of
+from rlstack.programs.program.multi_policy.policies import FRAMES
+from rlstack.programs.program.multi_policy.versions import CopiedVersions, copied_versions
 from rlstack.programs.program.multi_policy.writer import RenewedWriter
 from rlstack.programs.program.params import pull_params
 from rlstack.programs.program.replay import program_replay
@@ -44,97 +52,228 @@ _HasNewer = Callable[[int, float], bool]
 
 
 class ActorNode:
-    """An Actor that runs until the coordinator ends the program."""
+    """Acts with all policies in one pool of environments until the coordinator ends the program.
+
+    Policies that learn have replays, learners and perhaps inference services in other nodes. The
+    others act here. Mappings are by policy name; the only policy without a name is "".
+    """
 
     def __init__(
         self,
         setup: Setup,
         rank: int,
-        replay: ProgramReplay | RemoteObject,
-        learner: RemoteObject,
-        service: RemoteObject | None,
+        replays: Mapping[str, ProgramReplay | RemoteObject],
+        learners: Mapping[str, RemoteObject],
+        services: Mapping[str, RemoteObject],
         coordinator: RemoteObject,
         stop: threading.Event,
     ) -> None:
-        """Makes the agent; `run` makes the environments.
+        """Makes the agents; `run` makes the environments.
 
         Args:
           setup: the program's setup.
           rank: rank of this actor.
-          replay: the replay to write to, or a client of the node that holds it.
-          learner: a client of the learner, which publishes params and has the lock-step barrier.
-          service: a client of the inference service; None to infer here.
+          replays: the replay to write to for each policy that learns, or a client of its node.
+          learners: a client of each policy's learner, which publishes params and has the lock-step
+            barrier.
+          services: a client of each policy's inference service; empty to infer here.
           coordinator: a client of the coordinator, which counts frames and logs episodes.
           stop: set by the launcher to end this node.
         """
         self._setup, self._rank = setup, rank
         self._program = CoordinatorClient(coordinator, f"actor/{rank}", stop)
         setup.configure_jax(single_thread=True)
-        self._part = LearningPart(setup, rank, replay, learner, service, self._program)
+        self._parts = {
+            own.policy: LearningPart(
+                own,
+                rank,
+                replays[own.policy],
+                learner_of(own, learners[own.policy]),
+                services.get(own.policy),
+                self._program,
+            )
+            for own in setup.learning
+        }
+        self._division = divide(setup.experiment) if setup.experiment.policies else None
+        self._histories: dict[str, HistoryPlayer] = {}
+        self._fixed: dict[str, Inferencer] = {}
+        for member in self._division.members.values() if self._division else ():
+            if member.kind == "history":
+                self._histories[member.name] = self._history(member, learners)
+            elif member.kind != "learning":
+                key = acting_key(self._of(member).acting_seed, rank, self._program.incarnation)
+                self._fixed[member.name] = fixed_inferencer(member, setup.spec, key)
         self._profile = Profile(setup.profiled, setup.directory, f"actor/{rank}")
+
+    def _of(self, member: Member) -> Setup:
+        return dataclasses.replace(self._setup, experiment=member.experiment)
+
+    def _history(self, member: Member, learners: Mapping[str, RemoteObject]) -> HistoryPlayer:
+        setup, program = self._setup, self._setup.experiment.program
+        versions = copied_versions(setup, member, learners)
+        number = self._rank + program.num_actors * self._program.incarnation
+        return versions_player(member, versions, setup.spec, number)
 
     def run(self) -> None:
         """Acts until the program ends training."""
-        experiment, program, part = self._setup.experiment, self._program, self._part
-        with program.phase(f"making {experiment.env.num_envs:,} environments"):
-            processor = make_step_processor(experiment)
-            infos = processor is not None
-            seed = env_seed(self._setup.acting_seed, self._rank, program.incarnation)
-            pool = make_env(env_config(experiment), seed, step_info=infos)
-        with pool as env:
-            part.wait()  # the environments were made while the learner compiles
-            replay = part.begin()
-            program.gauges = EnvGauges(program, replay.gauges, env, experiment)
-            self._profile.time_acting(env, part.inferencer, replay)
-            replay.on_step = self._profile.observe
-            try:
-                with program.phase(f"resetting {experiment.env.num_envs:,} environments"):
-                    actor = Actor(env, part.inferencer, replay, step_processor=processor)
-                if experiment.program.pacing == "lock_step":
-                    self._act_in_lock_step(actor, replay)
-                else:
-                    self._act(actor)
-            except (StoppedError, ReplayClosedError):
-                pass  # the learner closes the replay when it ends
-            finally:
-                self._profile.close()
-                program.gauges = replay.gauges  # the last report comes after the pool is closed
-                part.close()
+        experiment, program = self._setup.experiment, self._program
+        number = f"{experiment.env.num_envs:,} environments"
+        with program.phase(f"making {number}"):
+            self._shared = self._make_shared()
+        with contextlib.closing(self._shared):
+            for part in self._parts.values():
+                part.wait()  # the environments were made while the learner compiles
+            for player in self._histories.values():
+                program.wait_for(functools.partial(exchange, player))
+            with contextlib.ExitStack() as closing:
+                self._replays = {name: part.begin() for name, part in self._parts.items()}
+                for part in self._parts.values():
+                    closing.callback(part.close)
+                program.gauges = EnvGauges(program, self._gauges, self._shared.pool, experiment)
+                self._measure()
+                try:
+                    with program.phase(f"resetting {number}"):
+                        self._actors = self._make_actors()
+                    if experiment.program.pacing == "lock_step":
+                        self._act_in_lock_step()
+                    else:
+                        self._act()
+                except (StoppedError, ReplayClosedError):
+                    pass  # a learner closes its replay when it ends
+                finally:
+                    self._profile.close()
+                    program.gauges = self._gauges  # the last report comes after the pool is closed
         program.report_end()
 
-    def _act(self, actor: Actor) -> None:
+    def _make_shared(self) -> Shared:
+        experiment, seed = self._setup.experiment, self._setup.acting_seed
+        at = self._rank, self._program.incarnation
+        seeds = env_seed(seed, *at), env_seed(seed, *at, role="seating")
+        return make_shared(experiment, self._division, env_config(experiment), *seeds)
+
+    def _gauges(self) -> dict[str, float]:
+        found = {
+            f"{name}/{key}".lstrip("/"): value
+            for name, replay in self._replays.items()
+            for key, value in replay.gauges().items()
+        }
+        for name, player in self._histories.items():
+            found |= {f"{name}/{key}": value for key, value in player.versions.stats().items()}
+        return found
+
+    def _measure(self) -> None:
+        for name, replay in self._replays.items():
+            self._profile.time_acting(self._shared.pool, self._parts[name].inferencer, replay)
+            replay.on_step = self._profile.observe
+
+    def _make_actors(self) -> dict[str, Actor]:
+        made = {}
+        for name, view in self._shared.views.items():
+            if name in self._parts:
+                part = self._parts[name]
+                processor = make_step_processor(part.experiment)
+                made[name] = Actor(
+                    view, part.inferencer, self._replays[name], step_processor=processor
+                )
+            elif name in self._histories:
+                self._histories[name].begin(view)
+                made[name] = self._histories[name].actor
+            else:
+                made[name] = Actor(view, self._fixed[name], None)
+        return made
+
+    def _step(self) -> int:
+        """Acts once with every policy; returns the frames of those that learn."""
+        for name, actor in self._actors.items():
+            logs = actor.act()
+            if name:
+                self._program.log(logs, f"{name}/")
+            if name in self._parts:
+                self._program.log(logs)
+        for actor in self._actors.values():
+            actor.receive()
+        for player in self._histories.values():
+            player.watch(self._shared)
+        frames = 0
+        for name in self._parts:
+            own = self._actors[name].env_frames
+            frames += own
+            if name:
+                self._program.count(**{f"{name}/{FRAMES}": own})
+        return frames
+
+    def _act(self) -> None:
         # The first step compiles, here or in the service.
-        compiling = contextlib.ExitStack()
-        compiling.enter_context(self._program.phase("compiling the agent's step, and acting"))
-        has_acted = False
+        with self._program.phase("compiling the agent's step, and acting"):
+            frames = self._step() if may_act(self._program, 0) else 0
+        due = time.monotonic()
+        while may_act(self._program, frames):
+            frames = self._step()
+            if self._histories and time.monotonic() >= due:
+                answered = self._exchange()
+                pause = timing.EXCHANGE_PERIOD if answered else timing.LEARNER_ABSENT
+                due = time.monotonic() + pause
 
-        def should_stop() -> bool:
-            nonlocal has_acted
-            frames = actor.env_frames
-            if frames and not has_acted:
-                has_acted = True
-                compiling.close()
-            return not may_act(self._program, frames)
+    def _exchange(self) -> bool:
+        """Exchanges the results of games for new versions; returns whether all learners answer."""
+        answered = True
+        for name, player in self._histories.items():
+            assert self._division is not None
+            of = self._division.members[name].cfg.history.of
+            if self._parts[of].has_learner:
+                try:
+                    exchange(player)
+                except UnavailableError:
+                    answered = False
+        return answered
 
-        with compiling:
-            actor.run(should_stop, self._program)
-
-    def _act_in_lock_step(self, actor: Actor, replay: WaitingReplay) -> None:
+    def _act_in_lock_step(self) -> None:
+        """Acts, and waits at the barriers of the learners, which learn at the same time."""
+        due: set[str] = set()  # policies that have reported since their learners learned
         go_on = True
-        while go_on and self._program.poll().phase == RUNNING:
-            for _ in range(self._setup.experiment.steps_per_update):
-                self._program.log(actor.step())
-            if not replay.has_reported():
-                continue
-            replay.flush()
-            answer = WAIT
-            while answer == WAIT and self._program.poll().phase == RUNNING:
-                answer = self._part.arrive(actor.env_frames)
-            if answer == STOP:
-                self._program.dismiss()
-            go_on = answer == ACT
-            # Reported after the learner has used them, because the last frames end training.
-            self._program.count(env_frames=actor.env_frames)
+        with ThreadPoolExecutor(len(self._parts), "barrier") as pool:
+            while go_on and self._program.poll().phase == RUNNING:
+                for _ in range(self._setup.experiment.steps_per_update):
+                    frames = self._step()
+                due |= {name for name, replay in self._replays.items() if replay.has_reported()}
+                if not due:
+                    continue
+                for name in due:
+                    self._replays[name].flush()
+                answers = self._wait_for_learners(pool, due, frames)
+                if answers == {STOP}:
+                    self._program.dismiss()
+                # A learner whose updates are spent says STOP; the others may go on.
+                go_on = ACT in answers
+                if go_on:
+                    self._exchange()
+                # Reported after the learners have used them, because the last frames end training.
+                self._program.count(env_frames=frames)
+
+    def _wait_for_learners(self, pool: ThreadPoolExecutor, due: set[str], frames: int) -> set[str]:
+        """Waits at the barriers of these policies and removes them; returns the answers."""
+        answers: set[str] = set()
+        while due and self._program.poll().phase == RUNNING:
+            names = list(due)
+            arrivals = [functools.partial(self._parts[name].arrive, frames) for name in names]
+            several = len(arrivals) > 1
+            found = pool.map(_call, arrivals) if several else map(_call, arrivals)
+            for name, answer in zip(names, found, strict=True):
+                if answer != WAIT:
+                    answers.add(answer)
+                    due.remove(name)
+        return answers
+
+
+def _call(function: Callable[[], str]) -> str:
+    return function()
+
+
+def exchange(player: HistoryPlayer) -> None:
+    """Exchanges results for versions, for a player of `CopiedVersions`; raises what these do."""
+    assert isinstance(player.versions, CopiedVersions)
+    for slot in player.versions.exchange().tolist():
+        player.forget(slot)
 
 
 def may_act(program: CoordinatorClient, frames: int) -> bool:
@@ -170,6 +309,7 @@ class LearningPart:
     """What an actor has for a policy that learns: its replay, and what chooses its actions.
 
     Attributes:
+      experiment: the policy's experiment.
       inferencer: the inferencer, or the service's client; made by `begin`.
     """
 
@@ -195,6 +335,7 @@ class LearningPart:
           program: a client of the coordinator.
         """
         self._setup, self._rank, self._program = setup, rank, program
+        self.experiment = setup.experiment
         self._share, self._rank_there = shards.of_actor(setup, rank)
         self._replay = replay
         self._learner, self._service = learner, service

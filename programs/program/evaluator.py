@@ -5,15 +5,20 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from rlstack.acting.evaluator import Evaluation
+from rlstack.programs.build.agent import make_agent
 from rlstack.programs.build.best import BestCheckpoint
 from rlstack.programs.build.evaluation import Allowance, Shows, evaluate, make_evaluator
+from rlstack.programs.build.policies.evaluation import SetEvaluator
+from rlstack.programs.build.policies.members import divide
 from rlstack.programs.pictures.training_videos import TrainingVideos
 from rlstack.programs.program.base import JUDGING, OVER, RUNNING, CoordinatorClient, Setup
+from rlstack.programs.program.multi_policy.clients import learner_of
+from rlstack.programs.program.multi_policy.versions import CopiedVersions, copied_versions
 from rlstack.programs.session import timing
-from rlstack.rpc import RemoteObject, codec
+from rlstack.rpc import RemoteObject, UnavailableError, codec
 from rlstack.types import Params
 
 # The largest share of a core for automatic evaluations. The other nodes may need all cores.
@@ -22,6 +27,8 @@ _SHARE = 0.05
 
 class EvaluatorNode:
     """Plays whole episodes with the greedy policy, in environments of its own.
+
+    Each of several policies plays with the others, all greedy; params are then a dict by policy.
 
     Attributes:
       niceness: niceness of the node's process, which should use only idle processor time.
@@ -32,7 +39,7 @@ class EvaluatorNode:
     def __init__(
         self,
         setup: Setup,
-        learner: RemoteObject,
+        learners: Mapping[str, RemoteObject],
         coordinator: RemoteObject,
         stop: threading.Event,
     ) -> None:
@@ -40,12 +47,13 @@ class EvaluatorNode:
 
         Args:
           setup: the program's setup.
-          learner: a client of the learner, which publishes params.
+          learners: a client of each policy's learner, which publishes params; see `ActorNode`.
           coordinator: a client of the coordinator, which receives the results.
           stop: set by the launcher to end this node.
         """
         setup.configure_jax(single_thread=True)
-        self._setup, self._learner, self._coordinator = setup, learner, coordinator
+        self._setup, self._learners, self._coordinator = setup, learners, coordinator
+        self._versions: dict[str, CopiedVersions] = {}  # earlier ones, by who plays them
         self._stop = stop
         self._program = CoordinatorClient(coordinator, "evaluator", stop)
         self._evaluate_params = self._make_evaluator()
@@ -58,12 +66,36 @@ class EvaluatorNode:
         self._allowance = Allowance(_SHARE, clock=clock, starts_once=True)
 
     def _make_evaluator(self) -> Callable[..., Evaluation]:
-        evaluator = make_evaluator(self._setup.experiment, self._setup.spec)
-        self._setup.register_records(evaluator.agent)
-        return functools.partial(evaluate, self._setup.experiment, evaluator)
+        setup = self._setup
+        if not setup.experiment.policies:
+            evaluator = make_evaluator(setup.experiment, setup.spec)
+            setup.register_records(evaluator.agent)
+            return functools.partial(evaluate, setup.experiment, evaluator)
+        for own in setup.learning:
+            own.register_records(make_agent(own.experiment, own.spec))
+        division = divide(setup.experiment)
+        for name, member in division.members.items():
+            if member.kind == "history":
+                self._versions[name] = copied_versions(setup, member, self._learners)
+        return SetEvaluator(setup.experiment, division, setup.spec, self._versions).evaluate
 
     def _newest_params(self) -> Params:
-        return newest_params(self._learner)
+        while True:
+            try:
+                return self._ask_for_params()
+            except UnavailableError:
+                # A learner that is lost comes back, or the program ends.
+                if not self._setup.learner_restarts or self._program.poll().phase == OVER:
+                    raise
+
+    def _ask_for_params(self) -> Params:
+        for versions in self._versions.values():
+            versions.exchange()
+        params = {
+            own.policy: newest_params(learner_of(own, self._learners[own.policy]))
+            for own in self._setup.learning
+        }
+        return params if self._setup.experiment.policies else params[""]
 
     def run(self) -> None:
         """Evaluates when an evaluation is due, and once more at the end of training."""

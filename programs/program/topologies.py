@@ -6,7 +6,7 @@ The topologies are rows of `rlstack.programs.config.layouts.LAYOUTS`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.program.actor import ActorNode
@@ -18,8 +18,6 @@ from rlstack.programs.program.evaluator import EvaluatorNode
 from rlstack.programs.program.graph import Graph, Handle
 from rlstack.programs.program.inference import InferenceNode
 from rlstack.programs.program.learner import LearnerNode
-from rlstack.programs.program.multi_policy.actor import SeveralActorNode
-from rlstack.programs.program.multi_policy.evaluator import SeveralEvaluatorNode
 from rlstack.programs.program.multi_policy.learner import FollowingLearnerNode, LeadingLearnerNode
 from rlstack.programs.program.multi_policy.together import TogetherLearnerNode
 from rlstack.programs.program.replay import ReverbNode, TableNode, saved_replays
@@ -27,51 +25,35 @@ from rlstack.programs.program.replay_sides import ReverbReplay, SharedMemory
 
 
 def graph_of(setup: Setup) -> Graph:
-    """Returns the program of the setup's topology."""
-    make = multi_policy if setup.experiment.policies else one_policy
-    return make(setup, Graph(setup.experiment.topology))
+    """Returns the program of the setup's topology.
 
-
-def one_policy(setup: Setup, graph: Graph) -> Graph:
-    """Adds the nodes of a program that trains one policy, in one or several learner processes."""
-    coordinator = graph.service("coordinator", CoordinatorNode, setup)
-    replays = [replay_of(graph, share, coordinator) for share in shards.all_of(setup)]
-    learners = _learner_processes(graph, setup, replays, coordinator)
-    services: Sequence[Handle | None] = [None]
-    if setup.experiment.layout.has_services:
-        services = inference_services(graph, setup, learners, coordinator)
-    for rank in range(setup.experiment.program.num_actors):
-        learner, replay = learners[rank % len(learners)], replays[rank % len(replays)]
-        service = services[rank % len(services)]
-        graph.worker(
-            f"actor/{rank}", ActorNode, setup, rank, replay, learner, service, coordinator,
-            restartable=True,
-        )  # fmt: skip
-    graph.worker("evaluator", EvaluatorNode, setup, learners[0], coordinator, restartable=True)
-    return graph
-
-
-def multi_policy(setup: Setup, graph: Graph) -> Graph:
-    """Adds the nodes of a program that trains several policies.
-
-    Every policy that learns has a learner, a replay and, by the topology, inference services. An
-    actor steps whole games and acts in them with all policies.
+    Every policy that learns has a learner, a replay and, by the topology, inference services. The
+    learner of the only policy may have several processes, each with a replay of its own. An actor
+    steps one pool of environments and acts in it with all policies.
     """
+    experiment, graph = setup.experiment, Graph(setup.experiment.topology)
     coordinator = graph.service("coordinator", CoordinatorNode, setup)
-    replays = {own.policy: replay_of(graph, own, coordinator) for own in setup.learning}
-    learners = _learners_of_policies(graph, setup, replays, coordinator)
-    services = {
-        own.policy: inference_services(graph, own, [learners[own.policy]], coordinator)
+    replays: dict[str, Sequence[SharedMemory | Handle]] = {
+        own.policy: [replay_of(graph, share, coordinator) for share in shards.all_of(own)]
         for own in setup.learning
-        if setup.experiment.layout.has_services
     }
-    for rank in range(setup.experiment.program.num_actors):
-        its = {name: found[rank % len(found)] for name, found in services.items()}
-        graph.worker(
-            f"actor/{rank}", SeveralActorNode, setup, rank, replays, learners, its, coordinator,
-            restartable=True,
-        )  # fmt: skip
-    graph.worker("evaluator", SeveralEvaluatorNode, setup, learners, coordinator, restartable=True)
+    if experiment.policies:
+        learners = _learners_of_policies(graph, setup, replays, coordinator)
+    else:
+        learners = {"": _learner_processes(graph, setup, replays[""], coordinator)}
+    services = {
+        own.policy: inference_services(graph, own, learners[own.policy], coordinator)
+        for own in setup.learning
+        if experiment.layout.has_services
+    }
+    for rank in range(experiment.program.num_actors):
+        its = [
+            {name: found[rank % len(found)] for name, found in handles.items()}
+            for handles in (replays, learners, services)
+        ]
+        graph.worker(f"actor/{rank}", ActorNode, setup, rank, *its, coordinator, restartable=True)
+    first = {name: found[0] for name, found in learners.items()}
+    graph.worker("evaluator", EvaluatorNode, setup, first, coordinator, restartable=True)
     return graph
 
 
@@ -113,23 +95,24 @@ def environment(group: str, experiment: Experiment | None = None) -> dict[str, s
 def _learners_of_policies(
     graph: Graph,
     setup: Setup,
-    replays: dict[str, SharedMemory | Handle],
+    replays: Mapping[str, Sequence[SharedMemory | Handle]],
     coordinator: Handle,
-) -> dict[str, Handle]:
+) -> dict[str, Sequence[Handle]]:
     """Adds the learners of all policies; that of the first one writes the checkpoints of all."""
     restarts = setup.learner_restarts
+    its = {name: found[0] for name, found in replays.items()}
     if setup.experiment.program.trainers == "one":
         together = graph.service(
-            LEARNER, TogetherLearnerNode, setup, replays, coordinator, restartable=restarts
+            LEARNER, TogetherLearnerNode, setup, its, coordinator, restartable=restarts
         )
-        return dict.fromkeys(replays, together)
+        return {name: [together] for name in its}
     first, *others = setup.learning
     following = {
         own.policy: graph.service(
             own.node(LEARNER),
             FollowingLearnerNode,
             own,
-            replays[own.policy],
+            its[own.policy],
             coordinator,
             restartable=restarts,
         )
@@ -139,12 +122,12 @@ def _learners_of_policies(
         first.node(LEARNER),
         LeadingLearnerNode,
         first,
-        replays[first.policy],
+        its[first.policy],
         coordinator,
         following,
         restartable=restarts,
     )
-    return {first.policy: leading, **following}
+    return {name: [node] for name, node in {first.policy: leading, **following}.items()}
 
 
 def replay_of(graph: Graph, setup: Setup, coordinator: Handle) -> SharedMemory | Handle:

@@ -15,7 +15,11 @@ INFERENCERS = ["inferencer/0", "inferencer/1"]
 
 def calls(node):
     """The nodes to which a node has handles."""
-    return [argument.node for argument in node.args if isinstance(argument, Handle)]
+    found = []
+    for argument in node.args:
+        handles = argument.values() if isinstance(argument, dict) else [argument]
+        found += [handle.node for handle in handles if isinstance(handle, Handle)]
+    return found
 
 
 @pytest.fixture(params=TOPOLOGIES)

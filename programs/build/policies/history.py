@@ -13,7 +13,6 @@ from rlstack.acting.inference import Inference
 from rlstack.acting.inferencer import Inferencer
 from rlstack.agent import Agent
 from rlstack.configs.acting import InferencerConfig
-from rlstack.envs.seats.views import SharedPool
 from rlstack.families.frozen import Frozen, FrozenParams
 from rlstack.programs.build.agent import make_agent
 from rlstack.programs.build.player import Player, learning_player
@@ -166,10 +165,13 @@ class HistoryPlayer(Player):
         if self._counts is not None:
             self._counts[self.inferencer.playing == slot] = False
 
-    def watch(self, shared: SharedPool) -> None:
+    def watch(self, shared: Any) -> None:
         """Adds the rewards of a step; records the results of the episodes that end.
 
         A seat that leaves its game before others is compared with their returns so far.
+
+        Args:
+          shared: the `rlstack.envs.seats.views.SharedPool` of all policies.
         """
         newest = shared.newest
         step_type = np.asarray(newest.step_type)

@@ -97,9 +97,7 @@ class Policies:
         games whose seats leave, a policy may have made fewer of them.
 
         Args:
-        # Rows of one actor that each learning policy plays; empty with a single policy.
-        self._rows: dict[str, int] = {}
-        self._frames: Counter[str] = Counter()  # frames of each policy in this command
+          env_frames: frames of the run so far, of all its commands.
           learner_steps: updates of each learner, by the name of its node.
         """
         earlier = max(0, env_frames - self._frames.total())

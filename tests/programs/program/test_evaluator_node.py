@@ -44,5 +44,5 @@ def test_the_last_judgement_is_made_once(tmp_path, monkeypatch):
         setup = Setup(experiment, RunDir(tmp_path), env.spec)
     learner = Learner(make_agent(experiment, env.spec).initial_params(jax.random.PRNGKey(0)))
     coordinator = Coordinator()
-    EvaluatorNode(setup, learner, coordinator, threading.Event()).run()
+    EvaluatorNode(setup, {"": learner}, coordinator, threading.Event()).run()
     assert coordinator.judgements == [(7, 2, 2, True, {})]
