@@ -1,8 +1,8 @@
 """One run: train, resume, plan, evaluate, record, compare.
 
-An experiment comes in; its directory and its result go out. Open `train.py` first, then the loop
-that it drives: `single_process.py`, `multi_policy.py`, `fused_run.py`, `offline.py`, or for several
-processes `launch.py`.
+An experiment comes in; its directory and its result go out. Open `train.py` first, then the engine
+that it drives: `host.py`, `fused_run.py`, `fused_set.py`, `offline.py`, or for several processes
+`launch.py`.
 
 May import: rlstack, rlstack.acting, rlstack.agents, rlstack.configs, rlstack.devices, rlstack.envs,
 rlstack.families, rlstack.fused, rlstack.jax_envs, rlstack.learning, rlstack.networks,
