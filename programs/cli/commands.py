@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import TextIO
 
 import rlstack
-from rlstack.checks import ReportedError, no_exits
+from rlstack.checks import ReportedError, no_exits, place_of
 from rlstack.programs.cli.options import HelpPrinted, UsageError
 from rlstack.programs.config import own_modules
-from rlstack.programs.session import open_files
+from rlstack.programs.session import errors
 from rlstack.programs.session.display import lasting
 from rlstack.programs.session.signals import Interrupted
 from rlstack.references import nearest
@@ -49,7 +49,7 @@ def main(command: str, args: list[str]) -> int:
         if os.environ.get("RLSTACK_TRACEBACK"):
             raise
         text = _describe(error)
-        advice = open_files.advice(text)
+        advice = errors.advice(text)
         return _fail(f"rlstack {command}: {text}{'' if advice in text else f' {advice}'}")
 
 
@@ -60,6 +60,7 @@ COMMANDS = {
     "eval": ("finished", "evaluate"),
     "diff": ("finished", "diff"),
     "report": ("finished", "report"),
+    "check": ("check", "main"),
     "record": ("finished", "record"),
     "play": ("finished", "play"),
     "watch": ("finished", "watch"),
@@ -97,32 +98,24 @@ def _take_modules(args: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
 
 
 def _describe(error: Exception) -> str:
-    """Returns an error as text, with type and place if rlstack does not raise it itself."""
-    if isinstance(error, _OWN):
+    """Returns an error as text, with its place in the user's code if it passed through any."""
+    if isinstance(error, ReportedError):  # it names its place
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, TypeError) and frames[-1].filename.startswith(_STACK):
-        return str(error)
-    cause: BaseException | None = error.__cause__
-    while cause is not None:
-        frames += traceback.extract_tb(cause.__traceback__)
-        cause = cause.__cause__
-    # The place that its author knows: the deepest one outside of installed packages. The stack may
-    # be one of these itself.
-    stack = [frame for frame in frames if frame.filename.startswith(_STACK)]
-    others = [frame for frame in frames if frame not in stack]
-    users = [f for f in others if not any(part in f.filename for part in _INSTALLED)]
-    place = (users or stack or frames)[-1]
+    is_own = isinstance(error, _OWN)
+    is_own |= isinstance(error, TypeError) and frames[-1].filename.startswith(_STACK)
+    place = errors.user_place(error)
+    if is_own:
+        return f"{error} (in {place})" if place and place not in str(error) else str(error)
     text = " ".join(str(error).split())
     return (
-        f"{type(error).__name__} at {place.filename}:{place.lineno}: {text} "
+        f"{type(error).__name__} at {place or place_of(frames)}: {text} "
         "(RLSTACK_TRACEBACK=1 shows the traceback)"
     )
 
 
-_OWN = (ValueError, OSError, ArithmeticError, ReportedError)
+_OWN = (ValueError, OSError, ArithmeticError)
 _STACK = os.path.dirname(os.path.abspath(rlstack.__file__)) + os.sep
-_INSTALLED = ("site-packages", "dist-packages", os.path.dirname(os.__file__) + os.sep)
 
 
 def _is_unread(stream: TextIO) -> bool:

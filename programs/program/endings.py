@@ -6,10 +6,11 @@ import errno
 import traceback
 
 from rlstack.acting.params import ParamsClosedError, ParamsError
+from rlstack.checks import ReportedError
 from rlstack.devices.group import GroupLostError
 from rlstack.learning.learner import NonFiniteError
 from rlstack.programs.program.supervisor import End
-from rlstack.programs.session import open_files
+from rlstack.programs.session import errors
 from rlstack.programs.session.run_lock import ClaimLostError
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
 from rlstack.rpc import ClosedError, RemoteError, StoppedError, UnavailableError
@@ -78,7 +79,9 @@ def end_of(error: BaseException, ran_seconds: float = 0.0) -> End:
     # The message of a disk that refuses a file says all; the node's own log has the traceback.
     is_disk = isinstance(error, OSError) and error.errno in _FULL
     says_all = is_disk or isinstance(error, CheckpointWriteError)
-    reason = open_files.noted(f"{type(error).__name__}: {error}")
+    place = "" if isinstance(error, (*_SECONDARY, ReportedError)) else errors.user_place(error)
+    where = f" (in {place})" if place and place not in str(error) else ""
+    reason = errors.noted(f"{type(error).__name__}: {error}{where}")
     return End(
         reason=reason,
         traceback=reason if says_all else "".join(traceback.format_exception(error)),

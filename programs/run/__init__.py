@@ -1,4 +1,4 @@
-"""One run: train, resume, plan, evaluate, record, compare.
+"""One run: train, resume, plan, check, evaluate, record, compare.
 
 An experiment comes in; its directory and its result go out. Open `train.py` first, then the engine
 that it drives: `host.py`, `fused_run.py`, `fused_set.py`, `offline.py`, or for several processes

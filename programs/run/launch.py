@@ -16,7 +16,7 @@ from rlstack.programs.build.replay import announce_replay
 from rlstack.programs.config.experiment import Experiment, ProgramConfig
 from rlstack.programs.program.base import Setup
 from rlstack.programs.program.failures import cause, read_failures, release_record, reserve_record
-from rlstack.programs.session import open_files
+from rlstack.programs.session import errors
 from rlstack.programs.session.display import ProgressDisplay
 from rlstack.programs.session.profiling.profile import Updates
 from rlstack.programs.session.result import Result, read_result
@@ -187,7 +187,7 @@ def _why(setup: Setup) -> str:
         reason, text = str(failure["reason"]), str(failure.get("traceback", ""))
         # Libraries in C++ abort without descriptors; only the node's output then says why.
         output = _end_of(_log_of(setup, failure["node"]))
-        advice = open_files.advice(reason + text + output)
+        advice = errors.advice(reason + text + output)
         return (
             f"node {failure['node']} failed: {reason.rstrip('.')}. {advice}{' ' * bool(advice)}"
             f"The output of the nodes is in {directory.node_logs}.\n"
@@ -195,7 +195,7 @@ def _why(setup: Setup) -> str:
         )
     output = _end_of(directory.node_logs / "launcher")[-2000:]
     why = f"the program ended without a result; see {directory.node_logs}."
-    return f"{why} {open_files.advice(output)}\n{output}".rstrip()
+    return f"{why} {errors.advice(output)}\n{output}".rstrip()
 
 
 def _log_of(setup: Setup, name: str) -> Path:

@@ -106,9 +106,9 @@ def test_the_program_has_a_learner_and_a_replay_for_each_process(tmp_path, topol
     nodes = {node.name: node for node in graph_of(setup).nodes}
     assert {"learner/0", "learner/1"} <= nodes.keys() and "learner" not in nodes
     assert ({"replay/0", "replay/1"} <= nodes.keys()) == (topology == "distributed")
-    learners = [nodes[f"actor/{rank}"].args[3].node for rank in range(4)]
+    learners = [nodes[f"actor/{rank}"].args[3][""].node for rank in range(4)]
     assert learners == ["learner/0", "learner/1"] * 2
-    assert nodes["evaluator"].args[1].node == "learner/0"
+    assert nodes["evaluator"].args[1][""].node == "learner/0"
 
 
 def ppo(topology, *more):

@@ -4,15 +4,15 @@ import re
 
 import pytest
 
-from rlstack.programs.session import open_files
+from rlstack.programs.session import errors
 from tests.programs.launched import FAST, Launched
 from tests.programs.running import nothing_left
 
 
 def test_other_errors_get_no_advice():
-    assert open_files.advice("ValueError: no") == ""
-    assert open_files.noted("ValueError: no") == "ValueError: no"
-    assert "RLIMIT_NOFILE" in open_files.advice("OSError: [Errno 24] Too many open files: 'x'")
+    assert errors.advice("ValueError: no") == ""
+    assert errors.noted("ValueError: no") == "ValueError: no"
+    assert "RLIMIT_NOFILE" in errors.advice("OSError: [Errno 24] Too many open files: 'x'")
 
 
 @pytest.mark.slow

@@ -1,10 +1,13 @@
-"""Explains errors of a process that has too many open files."""
+"""What is added to the text of an error: the user's line that it passed, and open files."""
 
 from __future__ import annotations
 
 import errno
 import os
 import resource
+import traceback
+
+from rlstack.checks import place_of
 
 _TEXT = os.strerror(errno.EMFILE)
 _SPARE = 4  # a library may give up before the last descriptor is taken
@@ -38,3 +41,18 @@ def noted(text: str) -> str:
     except OSError as error:
         used = limit if error.errno in (errno.EMFILE, errno.ENFILE) else 0
     return f"{text} ({_TEXT})" if _TEXT not in text and used >= limit - _SPARE else text
+
+
+def user_place(error: BaseException) -> str:
+    """Returns "FILE:LINE: CODE" of the deepest line of the user that an error passed; "" for none.
+
+    The error's causes count too.
+    """
+    lines: list[traceback.FrameSummary] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        lines += traceback.extract_tb(cause.__traceback__)
+        cause = cause.__cause__
+    place = place_of(traceback.StackSummary.from_list(lines), users=True)
+    code = next((f": {x.line}" for x in reversed(lines) if place == f"{x.filename}:{x.lineno}"), "")
+    return place + code
