@@ -227,6 +227,21 @@ def test_imports_point_down_and_heavy_packages_stay_in_their_files():
     assert list(_breaches()) == []
 
 
+def test_the_core_finds_games_of_entities_by_name_only():
+    """Only what draws, plays or serves games may import them; a config names them."""
+    around = ("rlstack/entity/", "programs/pictures/", "programs/tools/")
+    core = [path for path in SOURCES if not _name(path).startswith(around)]
+    assert len(core) > 300
+    imported = {
+        (_name(path), name)
+        for path in core
+        for module, names in _imports(path)
+        for name in (module, *(f"{module}.{name}" for name in names))
+    }
+    assert ("programs/run/train.py", "rlstack.envs.watch") in imported
+    assert [pair for pair in imported if f"{pair[1]}.".startswith("rlstack.entity.")] == []
+
+
 def test_the_law_sees_each_kind_of_breach(tmp_path, monkeypatch):
     rooms = {
         "rlstack": "Pure.\n\nMay import: nothing.",

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -241,7 +241,7 @@ def _ends(values: Sequence[np.ndarray]) -> tuple[float, float]:
     return low, high
 
 
-def _scale(ends: tuple[float, float], start: float, stop: float) -> Callable[[float], float]:
+def _scale(ends: tuple[float, float], start: float, stop: float) -> Callable[[Any], Any]:
     low, high = ends
     return lambda value: start + (value - low) / (high - low) * (stop - start)
 
@@ -262,12 +262,13 @@ def _short(value: float) -> str:
 
 
 def _points(
-    x: Callable[[float], float],
-    y: Callable[[float], float],
+    x: Callable[[Any], Any],
+    y: Callable[[Any], Any],
     xs: Sequence[float] | np.ndarray,
     ys: Sequence[float] | np.ndarray,
 ) -> str:
-    return " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in zip(xs, ys, strict=True))
+    places = zip(x(np.asarray(xs)).tolist(), y(np.asarray(ys)).tolist(), strict=True)
+    return " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
 
 
 def _rounded(values: np.ndarray) -> list[float]:

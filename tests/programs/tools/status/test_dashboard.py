@@ -60,7 +60,9 @@ def port(runs):
 
 def values(port, run, name=RETURN):
     """The points of a curve: frames, seconds since the first line, value."""
-    plots = [ask_json(port, f"/plots.json?run={run}&name={name}{axis}") for axis in ("", "&hours=1")]
+    plots = [
+        ask_json(port, f"/plots.json?run={run}&name={name}{axis}") for axis in ("", "&hours=1")
+    ]
     if not plots[0]:
         return []
     (frames,), (hours,) = (curves_of(found[name]) for found in plots)
