@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rlstack.configs.replay import ReplayConfig
-from rlstack.replay.sampling_rules import exceeds_samples_per_insert
+from rlstack.replay.base import exceeds_samples_per_insert
 
 UNLIMITED = 1e300
 LARGEST_BATCHED = 65_536  # bytes of an item
