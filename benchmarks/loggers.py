@@ -279,7 +279,7 @@ def _page(folder: Path) -> Callable[[], object]:
     server = DashboardServer(Dashboard(folder), 0)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     names = "&".join(f"name={name}" for name in ("actor%2Fepisode_return", "learner%2Floss"))
-    asked = ("state.json", f"curves.json?run=watched&{names}")
+    asked = ("state.json", f"plots.json?run=watched&{names}")
 
     def look() -> None:
         for path in asked:

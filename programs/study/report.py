@@ -18,10 +18,9 @@ from rlstack.programs.study.optuna import Row
 from rlstack.programs.study.space import Choices
 from rlstack.programs.study.sweep import Sweep
 from rlstack.programs.study.trials import short_names
+from rlstack.programs.tools.charts import Curve, Lines, Points
 from rlstack.programs.tools.report import page, tables
-from rlstack.programs.tools.report.plots import Lines, Points
 from rlstack.programs.tools.report.report import named
-from rlstack.programs.tools.report.statistics import Curve
 from rlstack.programs.tools.report.tables import Table
 from rlstack.storage import files
 

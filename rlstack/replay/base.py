@@ -1,4 +1,4 @@
-"""The interface of every replay buffer: a table of items cut from streams of steps.
+"""The interface of every replay buffer, a table of items cut from streams of steps, and its rules.
 
 Writers add *steps*, one batch of environments at a time. Readers sample *items*: windows of
 ``unroll_length + 1`` consecutive steps of one environment. A step is stored once, however many
@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
+from rlstack.configs.replay import ReplayConfig
 from rlstack.types import Batch, Logs, PyTree, Transition
 
 LOOK_PERIOD = 0.2  # seconds between two calls of ``stop`` while a dataset waits for a sample
@@ -139,3 +140,46 @@ class ReplayBuffer(Protocol):
 def as_logs(**values: ArrayLike) -> Logs:
     """Returns scalars by name, as numpy arrays."""
     return {name: np.asarray(value) for name, value in values.items()}
+
+
+class Counts(NamedTuple):
+    """Counters of a table and its reader."""
+
+    inserts: int  # items inserted, ever
+    samples: int  # items sampled, ever
+    held: int  # items held now
+    version: int  # the newest params version
+
+
+def exceeds_samples_per_insert(
+    cfg: ReplayConfig, inserts: int, samples: int, batch_size: int
+) -> bool:
+    """Whether ``batch_size`` more samples would exceed the rate limit."""
+    if cfg.samples_per_insert is None:
+        return False
+    allowed = cfg.samples_per_insert * (inserts - cfg.min_size) + cfg.tolerance
+    return samples + batch_size > allowed
+
+
+def explain_rule(cfg: ReplayConfig, rule: str, batch_size: int, counts: Counts) -> str:
+    """Describes a blocking rule in words, with its counters and possible remedies.
+
+    Args:
+      cfg: the rules of the table.
+      rule: "min_size", "items", "round" or "samples_per_insert".
+      batch_size: number of requested items.
+      counts: the table's counters.
+    """
+    return {
+        "min_size": f"{cfg.min_size} items must have been inserted (min_size); got "
+        f"{counts.inserts}. Add more, or lower min_size.",
+        "items": f"the table must hold enough items for batch_size ({batch_size}); got "
+        f"{counts.held}. Add more, or lower batch_size.",
+        "round": f"min_actors ({cfg.min_actors}) must have an item of params version "
+        f"{counts.version} of each of their environments, and grace_seconds "
+        f"({cfg.grace_seconds:g}) must pass or the other actors follow; got {counts.held} items in "
+        "all. Add more, or lower min_actors.",
+        "samples_per_insert": f"{batch_size} more than the {counts.samples} items sampled so far "
+        f"would exceed samples_per_insert for {counts.inserts} inserts. Add more, or raise "
+        "samples_per_insert or its tolerance.",
+    }[rule]

@@ -8,6 +8,7 @@ rows at the end repeat the first rows. So a window never wraps around and can be
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 import jax
 import numpy as np
@@ -66,29 +67,10 @@ class StepRing:
         if self._treedef is None:
             self._allocate_like(transition, count)
             assert self._treedef is not None
-        try:
-            leaves = self._treedef.flatten_up_to(transition)
-        except ValueError:
-            self._refuse_structure(transition)
-        expected = self._shapes
+        shapes = self._shapes
         if count != self._num_envs:
-            expected = [(count, *shape[1:]) for shape in expected]
-        try:
-            shapes, dtypes = [x.shape for x in leaves], [x.dtype for x in leaves]
-            if shapes == expected and dtypes == self._dtypes:
-                return leaves
-        except AttributeError:  # plain numbers and lists, or a deeper structure
-            if jax.tree_util.tree_structure(transition) != self._treedef:
-                self._refuse_structure(transition)
-        leaves = [np.asarray(leaf) for leaf in leaves]
-        self._compare(transition, leaves, expected)
-        return leaves
-
-    def _refuse_structure(self, transition: Transition) -> None:
-        raise ValueError(
-            "ReplayBuffer.add: every transition must have the structure of the first one, "
-            f"{self._treedef}; got {jax.tree_util.tree_structure(transition)}."
-        )
+            shapes = [(count, *shape[1:]) for shape in shapes]
+        return checked_leaves(transition, self._treedef, shapes, self._dtypes)
 
     def allocate(self, spec: Transition) -> None:
         """Allocates the rings for steps of these shapes and dtypes, without the batch axis.
@@ -135,20 +117,6 @@ class StepRing:
             self._written[i] = as_words(rings[i])
         self._dtypes = [ring.dtype for ring in rings]
         self._shapes = [ring.shape[1:] for ring in rings]
-
-    def _compare(
-        self, transition: Transition, leaves: list[np.ndarray], expected: list[tuple[int, ...]]
-    ) -> None:
-        """Raises for the first leaf that differs from the expected ones."""
-        paths, _ = jax.tree_util.tree_flatten_with_path(transition)
-        for (path, _), leaf, shape, dtype in zip(
-            paths, leaves, expected, self._dtypes, strict=True
-        ):
-            if leaf.shape != shape or leaf.dtype != dtype:
-                raise ValueError(
-                    f"ReplayBuffer.add: leaf {jax.tree_util.keystr(path)} must be {dtype}{shape} "
-                    f"like the first one added; got {leaf.dtype}{leaf.shape}."
-                )
 
     def write_all(self, step: int, leaves: list[np.ndarray]) -> None:
         """Writes one step of every environment, all at the same step."""
@@ -301,6 +269,46 @@ class StepRing:
             rings.append(ring)
         if rings:
             self._set_rings(treedef, rings)
+
+
+def checked_leaves(
+    transition: Transition,
+    treedef: jax.tree_util.PyTreeDef,
+    shapes: list[tuple[int, ...]],
+    dtypes: list[np.dtype],
+) -> list[np.ndarray]:
+    """Returns the leaves of one step of some environments; numbers and lists become arrays.
+
+    Raises:
+      ValueError: structure, shape or dtype are others; the error names the leaf.
+    """
+
+    def refuse_structure() -> NoReturn:
+        raise ValueError(
+            f"ReplayBuffer.add: every transition must have the structure of the first one or of "
+            f"the spec, {treedef}; got {jax.tree_util.tree_structure(transition)}."
+        )
+
+    try:
+        leaves = treedef.flatten_up_to(transition)
+    except ValueError:
+        refuse_structure()
+    try:
+        if [x.shape for x in leaves] == shapes and [x.dtype for x in leaves] == dtypes:
+            return leaves
+    except AttributeError:  # plain numbers and lists, or a deeper structure
+        if jax.tree_util.tree_structure(transition) != treedef:
+            refuse_structure()
+    paths, _ = jax.tree_util.tree_flatten_with_path(transition)
+    leaves = [np.asarray(leaf) for leaf in leaves]
+    for (path, _), leaf, shape, dtype in zip(paths, leaves, shapes, dtypes, strict=True):
+        if leaf.shape != shape or leaf.dtype != dtype:
+            raise ValueError(
+                f"ReplayBuffer.add: leaf {jax.tree_util.keystr(path)} must be {dtype}{shape}, one "
+                f"step of each environment like the first one added or the spec; got "
+                f"{leaf.dtype}{leaf.shape}."
+            )
+    return leaves
 
 
 def as_words(ring: np.ndarray) -> np.ndarray:

@@ -12,13 +12,19 @@ import time
 import numpy as np
 
 from rlstack.configs.replay import ReplayConfig
-from rlstack.replay.base import ReplayTimeoutError, Sample, as_logs
+from rlstack.replay.base import (
+    Counts,
+    ReplayTimeoutError,
+    Sample,
+    as_logs,
+    exceeds_samples_per_insert,
+    explain_rule,
+)
 from rlstack.replay.custom import CustomSampler
 from rlstack.replay.memory import ring_shape
 from rlstack.replay.prioritized import Prioritized, checked_priorities
 from rlstack.replay.rounds import Round, Rounds
 from rlstack.replay.samplers import Fifo, Sampler, Uniform
-from rlstack.replay.sampling_rules import Counts, exceeds_samples_per_insert, explain_rule
 from rlstack.replay.step_counter import StepCounter
 from rlstack.replay.storage import StepRing
 from rlstack.types import Batch, Logs, PyTree, StepType, Trajectory

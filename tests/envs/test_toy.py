@@ -9,8 +9,9 @@ import dm_env.test_utils
 import numpy as np
 import pytest
 
-from rlstack.envs import SyncEnv, toy
+from rlstack.envs import SyncEnv
 from rlstack.types import StepType
+from tests.envs import toy
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 pytestmark = pytest.mark.timeout(60)

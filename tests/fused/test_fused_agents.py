@@ -17,7 +17,7 @@ from tests.programs.running import series
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-_TOYS = "rlstack.jax_envs.toy:"
+_TOYS = "tests.jax_envs.toy:"
 
 
 def stay(observation):

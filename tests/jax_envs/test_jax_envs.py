@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from rlstack.checks import EnvError, WrongKindError
 from rlstack.envs import AsyncEnv, SyncEnv
-from rlstack.jax_envs import toy
 from rlstack.jax_envs.environment import BatchedEnv, Outcome
 from rlstack.types import StepType
+from tests.jax_envs import toy
 
 _LATER = [pytest.mark.slow, pytest.mark.chosen]
 TOYS = [

@@ -15,7 +15,7 @@ from rich.console import Console
 from rlstack.envs import SyncEnv
 from rlstack.jax_envs.environment import Outcome
 from rlstack.jax_envs.game import GameOutcome
-from rlstack.jax_envs.libraries.gymnax_pictures import CLASSIC, classic_control, grid
+from rlstack.jax_envs.libraries.from_gymnax import CLASSIC, classic_control, grid
 from rlstack.programs.config.env_config import EnvConfig
 from rlstack.programs.pictures.stage import Stage
 from rlstack.programs.pictures.watch import watch
@@ -146,7 +146,7 @@ def test_without_pygame_there_is_a_warning_and_no_picture(monkeypatch):
     def fail(name, params):
         raise DependencyNotInstalled("pygame is not installed")
 
-    monkeypatch.setattr("rlstack.jax_envs.libraries.gymnax_pictures.ClassicControl", fail)
+    monkeypatch.setattr("rlstack.jax_envs.libraries.from_gymnax.ClassicControl", fail)
     with pytest.warns(RuntimeWarning, match="CartPole-v1 is not drawn: pygame is not installed"):
         assert classic_control("CartPole-v1", None) is None
 

@@ -64,7 +64,7 @@ def toy(name, agent, *, frames, num_envs=16, unroll_length=16, seed=1, options=N
     return Experiment(
         preset="toy",
         agent=agent,
-        env=EnvConfig(f"rlstack.envs.toy:{name}", num_envs=num_envs, options=options or {}),
+        env=EnvConfig(f"tests.envs.toy:{name}", num_envs=num_envs, options=options or {}),
         replay=rest.pop("replay", on_policy_replay(num_envs, unroll_length)),
         evaluator=EvaluatorConfig(episodes=64, num_envs=16),
         frames=frames,

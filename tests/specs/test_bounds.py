@@ -15,12 +15,12 @@ from rlstack import distributions
 from rlstack.agents.fixed import Random, RandomConfig
 from rlstack.envs import SyncEnv
 from rlstack.jax_envs.environment import BatchedEnv
-from rlstack.jax_envs.toy import PointMass
 from rlstack.networks.base import dummy_timestep
 from rlstack.programs.build.agent import make_agent
 from rlstack.programs.config.presets import preset
 from rlstack.specs.bounds import has_finite_bounds, with_open_bounds
 from rlstack.types import EnvSpec
+from tests.jax_envs.toy import PointMass
 
 MOST = 3.4028234663852886e38  # float32's largest number
 

@@ -15,11 +15,11 @@ from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.exploration import Greedy
 from rlstack.fused.acting import Actors
 from rlstack.jax_envs.environment import BatchedEnv
-from rlstack.jax_envs.toy import MaskedDict
 from rlstack.programs.config.experiment import EnvConfig
 from rlstack.specs.masks import without_choice
 from rlstack.types import EnvSpec, StepType, TimeStep
 from tests.fused.test_fused_run import ppo, run
+from tests.jax_envs.toy import MaskedDict
 from tests.programs.running import series
 
 UNEVEN = specs.BoundedArray((2,), np.int32, [3, 0], [4, 0])

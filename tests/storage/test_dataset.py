@@ -150,9 +150,9 @@ class Uniform:
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_an_actor_records_whole_episodes_of_every_environment(tmp_path, asynchronous):
     make = (
-        (lambda: AsyncEnv("rlstack.envs.toy:Catch", 3, 2, "thread"))
+        (lambda: AsyncEnv("tests.envs.toy:Catch", 3, 2, "thread"))
         if asynchronous
-        else (lambda: SyncEnv("rlstack.envs.toy:Catch", 3))
+        else (lambda: SyncEnv("tests.envs.toy:Catch", 3))
     )
     with make() as env:
         spec = env.spec

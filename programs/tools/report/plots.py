@@ -1,49 +1,19 @@
-"""The plots of a report as plain data, which `figures` draws as pictures and `page` in HTML."""
+"""The plots of a report: as data, which `page` shows in HTML, and as pictures by matplotlib."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any
 
-from rlstack.math.intervals import Interval
+from rlstack.programs.tools.charts import Bars, Curve, Lines
 from rlstack.programs.tools.report.runs import Run
 from rlstack.programs.tools.report.statistics import (
     OVER_TASKS,
-    Curve,
     Statistics,
     learning_curve,
     profiles,
 )
-
-
-class Lines(NamedTuple):
-    """Curves with bands."""
-
-    title: str
-    x: str
-    y: str
-    curves: Sequence[Curve]
-    runs: Sequence[Run] = ()  # single runs behind the curve
-
-
-class Bars(NamedTuple):
-    """Estimates with intervals, one in each row."""
-
-    title: str
-    x: str
-    rows: Sequence[tuple[str, Interval]]
-    line: float | None = None  # where the rows would be without any difference
-
-
-class Points(NamedTuple):
-    """Points with names; a page shows them, and no picture."""
-
-    title: str
-    x: str
-    y: str
-    points: Sequence[tuple[str, float, float]]
-    log: bool = False  # whether each factor of ten of x has the same width
-
 
 Plot = Lines | Bars
 
@@ -53,7 +23,8 @@ def of_group(name: str, runs: Sequence[Run]) -> Lines:
     shown = [run for run in runs if len(run.frames) > 1]
     curve = learning_curve(name, [runs])
     title = f"{name}, {len(shown)} {'seed' if len(shown) == 1 else 'seeds'}"
-    return Lines(title, "frames", "episode return", [curve] if curve else [], shown)
+    behind = [(run.frames, run.returns) for run in shown]
+    return Lines(title, "frames", "episode return", [curve] if curve else [], behind)
 
 
 def of_statistics(found: Statistics) -> dict[str, Plot]:
@@ -90,3 +61,49 @@ def _curves(title: str, y: str, curves: Sequence[Curve | None]) -> Lines:
 
 def _name(tasks: Sequence[str]) -> str:
     return tasks[0] if len(tasks) == 1 else f"{len(tasks)} tasks"
+
+
+def draw(plot: Plot, path: Path) -> None:
+    """Draws a plot to a file. The suffix of the file, .png or .svg, is the format.
+
+    Raises:
+      ValueError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ValueError(
+            "matplotlib, which draws the pictures, is not installed. Install the extra: "
+            "pip install 'rlstack[report]'; or draw none: --pictures none"
+        ) from error
+    height = 3.2 if isinstance(plot, Lines) else 1 + 0.3 * len(plot.rows)
+    with matplotlib.rc_context({"svg.hashsalt": "rlstack"}):  # the same file for the same numbers
+        figure = Figure(figsize=(5, height), layout="constrained")
+        axes = figure.subplots()
+        _lines(axes, plot) if isinstance(plot, Lines) else _bars(axes, plot)
+        axes.set(title=plot.title, xlabel=plot.x)
+        axes.grid(alpha=0.3)
+        none: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+        figure.savefig(path, dpi=100, metadata=none)
+
+
+def _lines(axes: Any, plot: Lines) -> None:
+    for x, y in plot.runs:
+        axes.plot(x, y, linewidth=0.7, alpha=0.5, color="tab:blue")
+    for number, (name, x, band) in enumerate(plot.curves):
+        axes.plot(x, band.estimate, linewidth=2, color=f"C{number}", label=name)
+        axes.fill_between(x, band.low, band.high, alpha=0.2, color=f"C{number}", linewidth=0)
+    axes.set(ylabel=plot.y)
+    if len(plot.curves) > 1:
+        axes.legend(fontsize="small")
+
+
+def _bars(axes: Any, plot: Bars) -> None:
+    for number, (_, (estimate, low, high)) in enumerate(plot.rows):
+        axes.plot([low, high], [number, number], linewidth=6, alpha=0.35, color=f"C{number}")
+        axes.plot(estimate, number, "o", markersize=6, color=f"C{number}")
+    if plot.line is not None:
+        axes.axvline(plot.line, color="gray", linewidth=1)
+    axes.set_yticks(range(len(plot.rows)), [name for name, _ in plot.rows])
+    axes.invert_yaxis()

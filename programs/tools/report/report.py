@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rlstack.programs.tools.report import Pictures, figures, page, plots, statistics, tables
+from rlstack.programs.tools.report import Pictures, page, plots, statistics, tables
 from rlstack.programs.tools.report.normalisation import Normalisation
 from rlstack.programs.tools.report.runs import By, Group, Run, methods, read_groups
 from rlstack.programs.tools.report.statistics import Statistics
@@ -102,7 +102,7 @@ def write_markdown(report: Report, out: Path, command: str, pictures: Pictures =
         folder.mkdir(parents=True, exist_ok=True)
         drawn = _drawn(report)
         for name, plot in drawn.items():
-            figures.draw(plot, folder / f"{name}.{pictures}")
+            plots.draw(plot, folder / f"{name}.{pictures}")
         parts.append("\n## Learning curves\n")
         parts += [f"![{name}]({folder.name}/{name}.{pictures})" for name in drawn]
     _write(out, "\n".join(parts) + "\n")

@@ -10,6 +10,7 @@ import numpy as np
 
 from rlstack.math import intervals
 from rlstack.math.intervals import Band, Interval
+from rlstack.programs.tools.charts import Curve
 from rlstack.programs.tools.report.normalisation import Normalisation
 from rlstack.programs.tools.report.runs import Method, Run
 
@@ -46,14 +47,6 @@ class Comparison(NamedTuple):
             f"{self.method} is better than {self.other} on {task} with probability "
             f"{estimate:.2f} [{low:.2f}, {high:.2f}] ({self.runs[0]} and {self.runs[1]} runs)"
         )
-
-
-class Curve(NamedTuple):
-    """Numbers of a method at points of an axis, frames or thresholds ``[K]``."""
-
-    method: str
-    x: np.ndarray
-    band: Band
 
 
 class Statistics(NamedTuple):

@@ -1,4 +1,4 @@
-"""What the page of ``rlstack dashboard`` shows, as plain data for JSON."""
+"""What the page of ``rlstack dashboard`` shows: plain data for JSON, and plots as HTML."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from rlstack.math.intervals import Band
 from rlstack.programs.session.run_dir import RunDir, RunDirError, option_values
+from rlstack.programs.tools.charts import Curve, Lines, curves_figure
 from rlstack.programs.tools.status import processes
 from rlstack.programs.tools.status.curves import Curves
 from rlstack.programs.tools.status.node_rows import NodeRow, NodeRows
@@ -21,6 +25,7 @@ Json = dict[str, Any]
 
 _FRESH = 1.0  # seconds for which several pages get the same state
 _DIGITS = 6  # significant digits of a number
+_JOINED = 200  # points of a curve that stands for several runs
 
 
 class _Watched(NamedTuple):
@@ -73,21 +78,37 @@ class Dashboard:
                 self._state, self._read_at = self._read(), self._clock()
             return self._state
 
-    def curves(self, run: str, names: Iterable[str]) -> Json | None:
-        """Returns curves of a run as they were in the last state, or None if it shows no such run.
+    def plots(
+        self, runs: Sequence[str], names: Iterable[str], *, hours: bool, seeds: bool
+    ) -> dict[str, str] | None:
+        """Returns plots of logs as of the last state, or None if it lacks one of the runs.
 
         Args:
-          run: the `id` of the run in the state.
-          names: names of the logs; a log that the run lacks gives a curve without points.
+          runs: the `id` of each run in the state.
+          names: names of the logs.
+          hours: whether the x axis is the time since a run's first line, instead of frames.
+          seeds: whether runs of one `group` are one curve: their mean, and their range.
+
+        Returns:
+          The figure of each log that a run has, as HTML; see `charts.curves_figure`.
         """
         with self._lock:
-            watched = self._watched.get(self._root / run)
-            if watched is None:
+            shown = {run["id"]: run for run in self._state.get("runs", ())}
+            if not shown.keys() >= set(runs):
                 return None
-            return {
-                "version": watched.curves.version,
-                "curves": {name: _points(watched.curves, name) for name in names},
-            }
+            label = "hours since the first line" if hours else "frames"
+            figures = {}
+            for name in names:
+                groups: dict[str, list[Curve]] = {}
+                for run in runs:
+                    key = shown[run]["group" if seeds else "name"]
+                    curve = _curve(key, self._watched[self._root / run].curves, name, hours)
+                    if len(curve.x):
+                        groups.setdefault(key, []).append(curve)
+                if groups:
+                    lines = Lines(name, label, "", [_joined(group) for group in groups.values()])
+                    figures[name] = curves_figure(lines, legend=False, from_zero=True, ends=True)
+            return figures
 
     def _read(self) -> Json:
         paths = find_runs(self._root)
@@ -187,12 +208,21 @@ def _node(row: NodeRow) -> Json:
     }
 
 
-def _points(curves: Curves, name: str) -> list[list[float | None]]:
-    """Returns [frames, seconds since the first line of the run, value] of each point."""
-    return [
-        [frames, round(wall_time - curves.began, 1), _finite(value)]
-        for frames, wall_time, value in curves.points(name)
-    ]
+def _curve(label: str, curves: Curves, name: str, hours: bool) -> Curve:
+    """Returns the curve of a log of a run, without the points that are not finite."""
+    found = [point for point in curves.points(name) if math.isfinite(point[2])]
+    frames, times, values = np.array(found, np.float64).reshape(-1, 3).T
+    return Curve(label, (times - curves.began) / 3600 if hours else frames, Band(*[values] * 3))
+
+
+def _joined(group: Sequence[Curve]) -> Curve:
+    """Returns the mean and the range of curves, where all of them have values."""
+    if len(group) == 1:
+        return group[0]
+    start, stop = max(curve.x[0] for curve in group), min(curve.x[-1] for curve in group)
+    x = np.linspace(start, stop, _JOINED) if stop > start else np.array([start])
+    values = np.stack([np.interp(x, curve.x, curve.band.estimate) for curve in group])
+    return Curve(group[0].name, x, Band(values.mean(0), values.min(0), values.max(0)))
 
 
 def _finite(value: float) -> float | None:

@@ -6,6 +6,7 @@ from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import parse_qs
 
+from rlstack.programs.tools import charts
 from rlstack.programs.tools.serve.local_http import LocalHandler, LocalServer
 from rlstack.programs.tools.status.dashboard import Dashboard
 
@@ -34,7 +35,7 @@ class DashboardServer(LocalServer):
           rlstack.programs.tools.serve.local_http.PortError: the port cannot be used.
         """
         self.dashboard = dashboard
-        self.page = _PAGE.read_bytes()
+        self.page = _PAGE.read_text("utf-8").replace("<!-- charts -->", charts.HEAD).encode()
         super().__init__(_Handler, port)
 
 
@@ -51,18 +52,20 @@ class _Handler(LocalHandler):
             self.answer(HTTPStatus.OK, "text/html; charset=utf-8", self.server.page)
         elif asked.path == "/state.json":
             self.answer_json(self.server.dashboard.state())
-        elif asked.path == "/curves.json":
-            self._answer_curves(asked.query)
+        elif asked.path == "/plots.json":
+            self._answer_plots(asked.query)
         else:
             self.refuse(HTTPStatus.NOT_FOUND, "there is no such page")
 
-    def _answer_curves(self, query: str) -> None:
+    def _answer_plots(self, query: str) -> None:
         asked = parse_qs(query)
         runs = asked.get("run", [])
-        if len(runs) != 1:
-            self.refuse(HTTPStatus.BAD_REQUEST, "run must be given once")
+        if not runs:
+            self.refuse(HTTPStatus.BAD_REQUEST, "run must be given")
             return
-        found = self.server.dashboard.curves(runs[0], asked.get("name", []))
+        found = self.server.dashboard.plots(
+            runs, asked.get("name", []), hours="hours" in asked, seeds="seeds" in asked
+        )
         if found is None:
             self.refuse(HTTPStatus.NOT_FOUND, "there is no such run")
             return

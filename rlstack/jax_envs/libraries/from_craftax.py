@@ -16,9 +16,8 @@ import numpy as np
 
 from rlstack.checks import EnvError
 from rlstack.jax_envs.environment import Outcome
-from rlstack.jax_envs.libraries.errors import not_installed
 from rlstack.jax_envs.libraries.from_gymnax import space_spec
-from rlstack.jax_envs.libraries.limits import check_version
+from rlstack.jax_envs.libraries.limits import check_version, not_installed
 from rlstack.references import did_you_mean
 from rlstack.types import PRNGKey, PyTree
 

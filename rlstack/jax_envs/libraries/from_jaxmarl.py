@@ -19,9 +19,8 @@ from dm_env import specs
 from rlstack.checks import EnvError
 from rlstack.envs.seats.showing import ACTION_MASK
 from rlstack.jax_envs.game import GameOutcome
-from rlstack.jax_envs.libraries.errors import not_installed
 from rlstack.jax_envs.libraries.from_gymnax import space_spec
-from rlstack.jax_envs.libraries.limits import check_limit, check_version
+from rlstack.jax_envs.libraries.limits import check_limit, check_version, not_installed
 from rlstack.references import did_you_mean
 from rlstack.types import PRNGKey, PyTree
 

@@ -1,4 +1,4 @@
-"""Checks that an adapter reads a library's time limit correctly and knows its version."""
+"""Checks that a library is installed, in a known version, and that its time limits are as known."""
 
 from __future__ import annotations
 
@@ -61,3 +61,18 @@ def check_limit(name: str, kind: object, env: JaxEnv | JaxGame) -> None:
             "its limit: `rlstack doctor` shows versions."
         )
     _proved.add((name, kind))
+
+
+def not_installed(name: str, library: str, extra: str, error: ImportError) -> ValueError:
+    """Returns a ValueError that names the missing library and the extra that installs it.
+
+    Args:
+      name: name of the environment, as the user gave it.
+      library: name of the library, for the message.
+      extra: name of rlstack's extra that installs the library.
+      error: the error of the import.
+    """
+    return ValueError(
+        f"JAX environment: {name} needs {library}, which cannot be imported: {error}. "
+        f"pip install 'rlstack[{extra}]', or name a callable as module:callable."
+    )

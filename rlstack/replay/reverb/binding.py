@@ -3,15 +3,14 @@
 ``import reverb`` imports TensorFlow, only to describe signatures. This takes 5 CPU seconds and 320
 MB in every process. The binding itself needs only one of TensorFlow's shared libraries. It is
 loaded under its own name, ``reverb.libpybind``, so that a later ``import reverb`` in the same
-process still works and shares it. This relies on private names of dm-reverb 0.7.3. If one of them
-is missing, the whole package is imported instead. No other module imports Reverb.
+process still works and shares it. This relies on private names of dm-reverb 0.7.3, which
+pyproject.toml pins. No other module imports Reverb.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib
 import importlib.util
 import sys
 import sysconfig
@@ -104,20 +103,7 @@ def _load() -> ModuleType:
             f"wheels for CPython 3.8 to 3.10; this is {sys.version.split()[0]}). Use CPython 3.10, "
             "or the replay in this process or in shared memory."
         )
-    try:
-        return _binding()
-    except Exception:  # any name may be missing in other versions than 0.7.3
-        sys.modules.pop(_NAME, None)
     _load_libpython()
-    with contextlib.suppress(Exception):
-        return _binding()
-    sys.modules.pop(_NAME, None)
-    importlib.import_module("reverb")
-    return sys.modules[_NAME]
-
-
-def _binding() -> ModuleType:
-    """Loads the binding and the one shared library it needs."""
     # ctypes loads with RTLD_LOCAL. Global symbols would clash with the binding's own copies.
     ctypes.CDLL(str(_folder("tensorflow") / "libtensorflow_framework.so.2"))
     path = _folder("reverb") / "libpybind.so"

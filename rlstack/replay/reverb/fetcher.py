@@ -1,4 +1,4 @@
-"""Threads that fetch items from a Reverb server, and the queue of fetched items."""
+"""Threads that fetch items or batches from a Reverb server, and the queue of fetched items."""
 
 from __future__ import annotations
 
@@ -10,12 +10,34 @@ from typing import Any
 import numpy as np
 
 from rlstack.configs.replay import ReplayConfig
+from rlstack.replay.base import ReplayTimeoutError
 from rlstack.replay.reverb.binding import DATA, KEY, Client, RawItem, Sampler
-from rlstack.replay.reverb.client import ITEMS, SharedMaxima, wait_while
-from rlstack.replay.reverb.packing import DrawnBatch, Packing, fifo_item, make_batch
+from rlstack.replay.reverb.client import (
+    BATCH_PORT,
+    ITEMS,
+    SharedMaxima,
+    get_number,
+    table_info,
+    wait_while,
+)
+from rlstack.replay.reverb.packing import (
+    DrawnBatch,
+    Packing,
+    fifo_item,
+    join_batches,
+    make_batch,
+)
 from rlstack.replay.reverb.table_config import before_min_size, capacity, never_runs_out
 from rlstack.replay.rounds import Round, Rounds
+from rlstack.rpc import Remote, RemoteObject, UnavailableError
 from rlstack.types import PyTree
+
+# The methods of `rlstack.replay.reverb.server.BatchService`. A repeated call draws other items,
+# which are as good as the lost ones.
+BATCHES = {"take": Remote(idempotent=True)}
+_WAIT = 1.0  # seconds that a call waits for items
+_MARGIN = 2.0  # seconds that a call may take in addition
+_RETRY = 0.1  # seconds between attempts to reach a server that does not answer
 
 
 class Fetcher:
@@ -170,6 +192,86 @@ class ItemFetcher(Fetcher):
             sampler = self._sampler
         if sampler is not None:
             sampler.Close()  # takes up to 3 s when the server is in this process
+
+
+class BatchFetcher(Fetcher):
+    """Fetches whole batches from the server's `BatchService`: one message, not one per item."""
+
+    def __init__(self, client: Client, address: str, cfg: ReplayConfig, prefetch: int):
+        """Starts the thread.
+
+        Args:
+          client: a client of the server.
+          address: the server's address.
+          cfg: the rules of the table.
+          prefetch: number of items to keep ready; one message contains as many whole batches as
+              fit.
+        """
+        self._client, self._address = client, address
+        self._size, self._prefetch = cfg.batch_size, prefetch
+        self._batches: list[DrawnBatch] = []  # `take` may have removed items of the first one
+        self._service: RemoteObject | None = None
+        super().__init__()
+
+    @property
+    def count(self) -> int:
+        """Returns the number of items that are ready."""
+        return sum(len(batch.keys) for batch in self._batches)
+
+    def want(self, count: int) -> None:
+        """Sets the wanted number of items, at least ``prefetch``; the caller holds ``changed``."""
+        super().want(max(count, self._prefetch))
+
+    def take(self, size: int) -> list[DrawnBatch]:
+        """Takes the oldest items, one part per fetched batch; the caller holds ``changed``."""
+        taken = []
+        while size:
+            batch = self._batches.pop(0)
+            count = len(batch.keys)
+            if count > size:
+                self._batches.insert(0, batch.cut(size, count))
+                batch, count = batch.cut(0, size), size
+            taken.append(batch)
+            size -= count
+        return taken
+
+    def drawn(self, taken: list[DrawnBatch]) -> DrawnBatch:
+        """Makes one batch of the taken parts."""
+        return join_batches(taken)
+
+    def _fetch(self) -> None:
+        """Fetches some batches, if they arrive in time."""
+        try:
+            if self._service is None:
+                self._service = self._find()
+            if self._closed:  # perhaps before the service was found
+                return
+            most = max(1, self._prefetch // self._size)
+            batches = self._service.take(most, _WAIT)
+        except (UnavailableError, ReplayTimeoutError):
+            # The server may restart, with another port for batches.
+            self._interrupt()
+            self._service = None
+            with self.changed:
+                self.changed.wait_for(lambda: self._closed, _RETRY)
+            return
+        with self.changed:
+            self._batches += [DrawnBatch(*batch) for batch in batches]
+            self.fetched += sum(len(batch.keys) for batch in self._batches[-len(batches) :])
+            self.changed.notify_all()
+
+    def _find(self) -> RemoteObject:
+        """Connects to the service."""
+        table_info(self._client, self._address, 1.0)  # raises; `get_number` would block forever
+        port = int(get_number(self._client, BATCH_PORT))
+        host = self._address.rsplit(":", 1)[0]
+        return RemoteObject(
+            f"{host}:{port}", BATCHES, name="replay", timeout=_WAIT + _MARGIN, retries=0
+        )
+
+    def _interrupt(self) -> None:
+        if (service := self._service) is not None:
+            service.close()
 
 
 class ItemQueue:

@@ -9,7 +9,7 @@ Rows are read as views, without parsing.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from rlstack.configs.replay import ReplayConfig
 from rlstack.replay.memory import BUFFERS
 from rlstack.replay.reverb.binding import DATA, KEY, PROBABILITY, TABLE_SIZE, RawItem
+from rlstack.replay.storage import checked_leaves
 from rlstack.types import Trajectory, Transition
 
 LARGE = 1024  # bytes; larger or equal leaves are copied separately, item by item
@@ -52,10 +53,10 @@ class Packing:
           spec: shapes and dtypes of one environment's step, without the batch axis, from
               `rlstack.acting.actor.transition_spec`.
         """
-        paths, self._treedef = jax.tree_util.tree_flatten_with_path(spec)
-        self._names = [jax.tree_util.keystr(path) for path, _ in paths]
-        leaves = [(np.dtype(leaf.dtype), tuple(leaf.shape)) for _, leaf in paths]
-        if any(dtype.hasobject for dtype, _ in leaves):
+        flat, self._treedef = jax.tree_util.tree_flatten(spec)
+        leaves = [(np.dtype(leaf.dtype), tuple(leaf.shape)) for leaf in flat]
+        self._dtypes = [dtype for dtype, _ in leaves]
+        if any(dtype.hasobject for dtype in self._dtypes):
             raise ValueError("ReverbReplayBuffer: the leaves of spec must be arrays of numbers.")
         sizes = [int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for dtype, shape in leaves]
         # Small leaves first, and wide dtypes before narrow ones, so that all leaves are aligned.
@@ -82,35 +83,8 @@ class Packing:
         Raises:
           ValueError: structure, shape or dtype differ from the spec; the error names the leaf.
         """
-        try:
-            leaves = self._treedef.flatten_up_to(transition)
-        except ValueError:
-            self._refuse_structure(transition)
-        fields = self._fields
-        try:
-            for leaf, field in zip(leaves, fields, strict=True):
-                if leaf.shape != (count, *field.shape) or leaf.dtype != field.dtype:
-                    break
-            else:
-                return leaves
-        except AttributeError:  # numbers and lists become arrays below
-            if jax.tree_util.tree_structure(transition) != self._treedef:
-                self._refuse_structure(transition)
-        leaves = [np.asarray(leaf) for leaf in leaves]
-        for name, leaf, field in zip(self._names, leaves, fields, strict=True):
-            if leaf.shape != (count, *field.shape) or leaf.dtype != field.dtype:
-                raise ValueError(
-                    f"ReverbReplayBuffer.add: leaf {name} must be {field.dtype}"
-                    f"{(count, *field.shape)}: one step of each of {count} environments, as in the "
-                    f"spec; got {leaf.dtype}{leaf.shape}."
-                )
-        return leaves
-
-    def _refuse_structure(self, transition: Transition) -> NoReturn:
-        raise ValueError(
-            f"ReverbReplayBuffer.add: a transition must have the structure of the spec, "
-            f"{self._treedef}; got {jax.tree_util.tree_structure(transition)}."
-        )
+        shapes = [(count, *field.shape) for field in self._fields]
+        return checked_leaves(transition, self._treedef, shapes, self._dtypes)
 
     def views(self, rows: np.ndarray) -> list[np.ndarray]:
         """Returns the leaves of rows ``[n, m, step_bytes]`` as views ``[n, m, ...]``."""

@@ -10,9 +10,16 @@ from concurrent.futures import Future
 import numpy as np
 
 from rlstack.configs.replay import ReplayConfig
-from rlstack.replay.base import ReplayClosedError, ReplayTimeoutError, Sample, as_logs
+from rlstack.replay.base import (
+    Counts,
+    ReplayClosedError,
+    ReplayTimeoutError,
+    Sample,
+    as_logs,
+    exceeds_samples_per_insert,
+    explain_rule,
+)
 from rlstack.replay.prioritized import PRIORITY_FLOOR, checked_priorities, importance_weights
-from rlstack.replay.reverb.batch_service import BatchFetcher
 from rlstack.replay.reverb.binding import Client
 from rlstack.replay.reverb.client import (
     ITEMS,
@@ -24,10 +31,9 @@ from rlstack.replay.reverb.client import (
     result_of,
     table_info,
 )
-from rlstack.replay.reverb.fetcher import ItemFetcher, ItemQueue
+from rlstack.replay.reverb.fetcher import BatchFetcher, ItemFetcher, ItemQueue
 from rlstack.replay.reverb.packing import DrawnBatch, Packing
 from rlstack.replay.reverb.table_config import TableInfo, before_min_size, blocking_rule, is_batched
-from rlstack.replay.sampling_rules import Counts, exceeds_samples_per_insert, explain_rule
 from rlstack.replay.served.checkpoints import ReplayCheckpointError
 from rlstack.types import Batch, Logs, PyTree
 

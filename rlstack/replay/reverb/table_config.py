@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rlstack.configs.replay import ReplayConfig
-from rlstack.replay.sampling_rules import exceeds_samples_per_insert
+from rlstack.replay.base import exceeds_samples_per_insert
 
 UNLIMITED = 1e300
 LARGEST_BATCHED = 65_536  # bytes of an item
@@ -87,7 +87,7 @@ def is_whole(cfg: ReplayConfig, step_bytes: int) -> bool:
 def is_batched(cfg: ReplayConfig, step_bytes: int) -> bool:
     """Whether readers that prefetch receive whole batches from the server's process.
 
-    See `rlstack.replay.reverb.batch_service`. A fifo does not use them, because its reader chooses
+    See `rlstack.replay.reverb.server`. A fifo does not use them, because its reader chooses
     items one by one, by params version and environment. Large items do not use them, because a
     batch has few of them, and Reverb sends them compressed.
     """

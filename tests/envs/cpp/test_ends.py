@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlstack.envs import SyncEnv
-from rlstack.envs.cpp.ends import natural_end
+from rlstack.envs.cpp.backend import natural_end
 
 pytest.importorskip("envpool")
 LAST = 2

@@ -18,10 +18,10 @@ from rlstack.programs.build.evaluation import CompiledEvaluator, evaluate, make_
 from rlstack.programs.config.experiment import EnvConfig
 from rlstack.programs.config.presets import preset
 
-CUE = "rlstack.jax_envs.toy:MemoryCue"
-CHAIN = "rlstack.jax_envs.toy:TruncatingChain"
-POINT = "rlstack.jax_envs.toy:PointMass"
-MASKED = "rlstack.jax_envs.toy:MaskedDict"
+CUE = "tests.jax_envs.toy:MemoryCue"
+CHAIN = "tests.jax_envs.toy:TruncatingChain"
+POINT = "tests.jax_envs.toy:PointMass"
+MASKED = "tests.jax_envs.toy:MaskedDict"
 SEATS = "rlstack.jax_envs.cover:Cover"
 
 

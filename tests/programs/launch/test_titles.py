@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from rlstack.envs.process.worker_handle import _title
+from rlstack.envs.process.backend import _title
 from tests.programs.launched import FAST, Launched
 from tests.programs.running import nothing_left
 
@@ -41,7 +41,7 @@ def test_a_worker_of_another_program_names_its_parent():
 def test_a_worker_of_a_node_has_the_title_of_the_node_and_its_environments():
     code = (
         "from setproctitle import setproctitle\nsetproctitle('rlstack: actor/0 /runs/a b')\n"
-        "from rlstack.envs.process.worker_handle import _title\nprint(_title([0, 1]))"
+        "from rlstack.envs.process.backend import _title\nprint(_title([0, 1]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "rlstack: actor/0:env/0-1 /runs/a b\n", done.stderr

@@ -121,7 +121,7 @@ def test_an_endless_environment_does_not_hang_the_evaluation(tmp_path):
         (["--network-factory", "operator:eq"], "it returned bool"),
         (["--policy-factory", "math:pi"], "() -> Policy of rlstack.exploration; got float"),
         (["--policy-factory", "time:time"], "it returned float"),
-        (["--env.name", "rlstack.envs.toy:PointMass"], "PPO"),
+        (["--env.name", "tests.envs.toy:PointMass"], "PPO"),
     ],
 )
 def test_an_object_of_a_wrong_kind_is_one_line(args, text, tmp_path, monkeypatch, capsys):

@@ -95,7 +95,7 @@ def test_recording_uses_the_environment_of_evaluation(tmp_path):
     experiment = dataclasses.replace(
         preset("cartpole-random"),
         env=EnvConfig(
-            "rlstack.envs.toy:Catch", 2, options={"rows": 6}, eval_options={"columns": 3}
+            "rlstack.envs.toy:MemoryCue", 2, options={"num_cues": 3}, eval_options={"delay": 1}
         ),
         replay=dataclasses.replace(preset("cartpole-random").replay, batch_size=2),
         frames=64,
@@ -104,12 +104,12 @@ def test_recording_uses_the_environment_of_evaluation(tmp_path):
     quiet(experiment, tmp_path / "run")
     path, header = record(tmp_path / "run", tmp_path / "d", frames=10)
     assert path == tmp_path / "d"
-    assert header.env["options"] == {"rows": 6, "columns": 3}
-    assert header.spec.observation.shape == (6, 3)
+    assert header.env["options"] == {"num_cues": 3, "delay": 1}
+    assert header.spec.observation.shape == (4,)
     # The generic preset takes the environment from the header.
     generic = dataclasses.replace(preset("bc"), data=str(path), frames=512, evaluator=JUDGED)
     found = resolve_dataset(generic)
-    assert found.env.name == "rlstack.envs.toy:Catch"
+    assert found.env.name == "rlstack.envs.toy:MemoryCue"
     assert found.env.options == header.env["options"]
     result = quiet(generic, tmp_path / "bc")
     assert result.eval_episodes == 2

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from rlstack.replay.reverb import ReverbReplayBuffer, ReverbServer, binding
-from rlstack.replay.reverb.batch_service import AlternatingSamplers, _bursts
 from rlstack.replay.reverb.client import ITEMS, table_info
+from rlstack.replay.reverb.server import AlternatingSamplers, _bursts
 from tests.replay.replay_model import config, feed
 from tests.replay.reverb import backend
 

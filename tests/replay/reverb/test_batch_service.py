@@ -10,7 +10,8 @@ import pytest
 
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
 from rlstack.replay.reverb import ReverbReplayBuffer, ReverbServer
-from rlstack.replay.reverb.batch_service import BatchFetcher, BatchMaker
+from rlstack.replay.reverb.fetcher import BatchFetcher
+from rlstack.replay.reverb.server import BatchMaker
 from rlstack.replay.reverb.table_config import LARGEST_BATCHED, is_batched
 from tests.replay.replay_model import MID, check_close_wakes, config, drawn, feed, items_of
 from tests.replay.reverb import backend

@@ -157,7 +157,7 @@ def test_the_script_of_the_page_shows_the_numbers_below_the_pointer(root, tmp_pa
     assert compare(root, "--html", path) == 0
     text = path.read_text()
     data = Page(text).data[0]
-    script = text.split("<script>")[1].split("</script>")[0]
+    script = "\n".join(part.split("</script>")[0] for part in text.split("<script>")[1:])
     (tmp_path / "run.js").write_text(_BROWSER.format(data=json.dumps(data), script=script))
     done = subprocess.run(
         ["node", str(tmp_path / "run.js")], capture_output=True, text=True, timeout=60

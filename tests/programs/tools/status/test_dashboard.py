@@ -59,7 +59,21 @@ def port(runs):
 
 
 def values(port, run, name=RETURN):
-    return ask_json(port, f"/curves.json?run={run}&name={name}")["curves"][name]
+    """The points of a curve: frames, seconds since the first line, value."""
+    plots = [
+        ask_json(port, f"/plots.json?run={run}&name={name}{axis}") for axis in ("", "&hours=1")
+    ]
+    if not plots[0]:
+        return []
+    (frames,), (hours,) = (curves_of(found[name]) for found in plots)
+    assert frames["estimate"] == hours["estimate"]
+    seconds = [round(3600 * x, 1) for x in hours["x"]]
+    return [list(point) for point in zip(frames["x"], seconds, frames["estimate"], strict=True)]
+
+
+def curves_of(figure):
+    """The numbers in a figure."""
+    return json.loads(figure.split('<script type="application/json">')[1].split("<")[0])["curves"]
 
 
 def test_finished_and_growing_runs_and_torn_lines(runs, port):
@@ -91,7 +105,7 @@ def test_finished_and_growing_runs_and_torn_lines(runs, port):
         assert values(port, "two") == [[10.0, 0.0, 3.0]] and run["version"] != again["version"]
     shutil.rmtree(runs / "one")
     assert [run["id"] for run in ask_json(port, "/state.json")["runs"]] == ["two"]
-    assert ask(port, "/curves.json?run=one&name=a")[0] == 404
+    assert ask(port, "/plots.json?run=one&name=a")[0] == 404
 
 
 def test_only_new_bytes_are_read(runs, port):
@@ -156,6 +170,25 @@ def test_runs_of_sets_and_sweeps_are_compared_by_the_options_that_differ(runs, t
         Dashboard(tmp_path / "none")
 
 
+def test_curves_of_several_seeds_are_their_mean_and_range(runs, port):
+    for seed, last in ((1, 6.0), (2, 20.0)):
+        run = make_run(runs / str(seed), seed)
+        log(run, line(0, loss=2), line(100 * seed, loss=last), line(900, rare=1))
+    ask_json(port, "/state.json")
+    query = "/plots.json?run=1&run=2&name=loss&name=none"
+    plots = ask_json(port, query)
+    assert list(plots) == ["loss"]
+    assert [curve["name"] for curve in curves_of(plots["loss"])] == ["1", "2"]
+    assert "polygon" not in plots["loss"] and plots["loss"].count("<circle") == 2
+    joined = ask_json(port, query + "&seeds=1")["loss"]
+    (curve,) = curves_of(joined)
+    assert (curve["x"][0], curve["x"][-1]) == (0, 100)  # where both have values
+    # At 100 frames, run 1 has 6, and run 2 is halfway between 2 and 20.
+    assert [curve[name][-1] for name in ("estimate", "low", "high")] == [8.5, 6, 11]
+    assert "<polygon" in joined and "hours" not in joined
+    assert "hours" in ask_json(port, query + "&hours=1")["loss"]
+
+
 def test_nodes_waits_and_the_bottleneck(runs, port, monkeypatch):
     run = make_run(runs / "one")
     waits = ("actor/add_wait_seconds", "replay/sample_wait_seconds")
@@ -200,14 +233,14 @@ def test_only_requests_of_this_machine_for_known_paths_are_answered(runs, port):
     assert "Access-Control-Allow-Origin" not in headers
     refused = ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "x@localhost", "")
     for host in (*([name] for name in refused), [], ["localhost", "evil.example"]):
-        for path in ("/", "/state.json", "/curves.json?run=one&name=a"):
+        for path in ("/", "/state.json", "/plots.json?run=one&name=a"):
             status, _, body = ask(port, path, host)
             assert status == 403 and "localhost" in body, host
     paths = ("/config.json", "/one/config.json", "/../config.json", "//etc/passwd", "/state.json/")
     runs_asked = ("../runs/one", "/etc", "none", "one/checkpoints")
-    for path in (*paths, *(f"/curves.json?run={name}&name=a" for name in runs_asked)):
+    for path in (*paths, *(f"/plots.json?run={name}&name=a" for name in runs_asked)):
         assert ask(port, path)[0] == 404, path
-    assert ask(port, "/curves.json?name=a")[0] == 400
+    assert ask(port, "/plots.json?name=a")[0] == 400
     assert ask(port, "/", method="POST")[0] == 501
     status, _, body = ask(port, "http://[")
     assert status == 400 and body.startswith("a request must ask for a path")

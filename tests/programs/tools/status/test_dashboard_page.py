@@ -58,13 +58,14 @@ def follow(page, runs):
         assert page.value("document.title") == "rlstack dashboard"
         assert "Acting is the bottleneck: the learner waits 50%" in shown(page)
         assert page.value("document.querySelectorAll('tr[data-node=train]').length") == 1
-        curves = f"document.querySelectorAll('figure[data-metric=\"{RETURN}\"] g[data-curve]')"
+        curves = f"document.querySelectorAll('figure[data-plot=\"{RETURN}\"] g[data-curve]')"
         assert page.value(f"{curves}.length") == 3
-        before = page.value(f"{curves}[0].querySelector('path').getAttribute('d')")
-        assert before.count("L") == 3  # NaN has no place on the curve
+        line_of = f"{curves}[0].querySelector('polyline').getAttribute('points')"
+        before = page.value(line_of)
+        assert before.count(",") == 4  # NaN has no place on the curve
         log(growing, line(2000, **{RETURN: 20}))
         page.wait_for("document.body.innerText.includes('2,000/1,000')")
-        assert page.value(f"{curves}[0].querySelector('path').getAttribute('d')") != before
+        page.wait_for(f"{line_of} !== '{before}'")
         page.click("#seeds")
         page.wait_for(f"{curves}.length === 1")  # the runs differ in the seed only
         assert page.value(f"{curves}[0].querySelector('polygon') !== null")
@@ -81,9 +82,9 @@ def follow(page, runs):
         page.send("Input.insertText", text="seed=2")
         page.wait_for("document.querySelectorAll('tr[data-run]').length === 1")
         page.value(
-            "(axis => { axis.value = '1'; axis.oninput(); })(document.querySelector('#axis'))"
+            "(axis => { axis.value = 'hours'; axis.oninput(); })(document.querySelector('#axis'))"
         )
-        page.wait_for("document.querySelector('figure').innerText.includes('hours')")
+        page.wait_for("document.querySelector('figure')?.innerText.includes('hours')")
 
 
 def shown(page):

@@ -1,0 +1,275 @@
+"""Charts as HTML, for pages that need no network: those of reports and of ``rlstack dashboard``.
+
+A chart is a figure with SVG. The style and the script of `HEAD`, once in a page, show the numbers
+below the pointer and let the legend hide curves; without JavaScript the charts are the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlstack.math.intervals import Band, Interval
+
+HEAD = Path(__file__).with_name("charts.html").read_text(encoding="utf-8")
+COLORS = (
+    "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd",
+    "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf",
+)  # fmt: skip
+# Size and margins of a chart, in pixels.
+_WIDTH, _HEIGHT, _TOP, _BOTTOM, _RIGHT = 620, 340, 12, 44, 16
+_LEFT = 62.0
+_ROW, _LETTER = 28, 6.5  # height of a row of bars and width of a letter, in pixels
+
+
+class Curve(NamedTuple):
+    """Numbers of a method or run at points of an axis, such as frames or thresholds, ``[K]``."""
+
+    name: str
+    x: np.ndarray
+    band: Band
+
+
+class Lines(NamedTuple):
+    """Curves with bands."""
+
+    title: str
+    x: str
+    y: str
+    curves: Sequence[Curve]
+    runs: Sequence[tuple[np.ndarray, np.ndarray]] = ()  # x and y of runs, in pictures only
+
+
+class Bars(NamedTuple):
+    """Estimates with intervals, one in each row."""
+
+    title: str
+    x: str
+    rows: Sequence[tuple[str, Interval]]
+    line: float | None = None  # where the rows would be without any difference
+
+
+class Points(NamedTuple):
+    """Points with names; a page shows them, and no picture."""
+
+    title: str
+    x: str
+    y: str
+    points: Sequence[tuple[str, float, float]]
+    log: bool = False  # whether each factor of ten of x has the same width
+
+
+def figure(chart: Lines | Bars | Points) -> str:
+    """Returns a chart as an HTML element, with a legend if it has curves."""
+    if isinstance(chart, Lines):
+        return curves_figure(chart)
+    svg = _bars(chart) if isinstance(chart, Bars) else _points_of(chart)
+    return f"<figure>{_caption(chart.title)}{svg}</figure>"
+
+
+def curves_figure(
+    chart: Lines, *, legend: bool = True, from_zero: bool = False, ends: bool = False
+) -> str:
+    """Returns curves as an HTML element.
+
+    The colour of a curve is that of its group ``g[data-curve]``, so that a page may set others.
+
+    Args:
+      chart: the curves; there must be one.
+      legend: whether to show the names of the curves below, as buttons that hide them.
+      from_zero: whether the x axis includes 0.
+      ends: whether to mark the last point of each curve.
+    """
+    x_ends = _ends([curve.x for curve in chart.curves] + [np.zeros(1)] * from_zero)
+    y_ends = _ends([end for curve in chart.curves for end in (curve.band.low, curve.band.high)])
+    x = _scale(x_ends, _LEFT, _WIDTH - _RIGHT)
+    y = _scale(y_ends, _HEIGHT - _BOTTOM, _TOP)
+    groups = []
+    for number, (name, at, band) in enumerate(chart.curves):
+        parts = []
+        if (band.low != band.high).any():
+            area = _points(x, y, [*at, *at[::-1]], [*band.low, *band.high[::-1]])
+            parts.append(f'<polygon points="{area}" fill="currentColor" fill-opacity="0.18"/>')
+        parts.append(
+            f'<polyline points="{_points(x, y, at, band.estimate)}" fill="none" '
+            'stroke="currentColor" stroke-width="2"/>'
+        )
+        if ends:
+            parts.append(
+                f'<circle cx="{x(at[-1]):.1f}" cy="{y(band.estimate[-1]):.1f}" r="3" '
+                'fill="currentColor"/>'
+            )
+        groups.append(
+            f'<g data-curve="{escape(name)}" style="color:{_color(number)}">{"".join(parts)}</g>'
+        )
+    cursor = f'<line class="cursor" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/>'
+    axes = _axis_x(chart.x, x_ends, x, _HEIGHT) + _axis_y(chart.y, y_ends, y)
+    data = {
+        "name": chart.x,
+        "size": [_WIDTH, _HEIGHT],
+        "left": _LEFT,
+        "right": _WIDTH - _RIGHT,
+        "x": x_ends,
+        "curves": [
+            {
+                "name": curve.name,
+                "x": _rounded(curve.x),
+                **{name: _rounded(values) for name, values in curve.band._asdict().items()},
+            }
+            for curve in chart.curves
+        ],
+    }
+    # "</script" would end the element, and after "<!--" and "<script" its end would not.
+    text = json.dumps(data).replace("<", "\\u003c")
+    return (
+        f'<figure data-plot="{escape(chart.title)}">{_caption(chart.title)}'
+        f"{_svg(chart.title, _HEIGHT, [axes, *groups, cursor])}{_legend(chart) if legend else ''}"
+        f'<div class="tip" hidden></div><script type="application/json">{text}</script></figure>'
+    )
+
+
+def _caption(title: str) -> str:
+    return f"<figcaption>{escape(title)}</figcaption>"
+
+
+def _color(number: int) -> str:
+    return COLORS[number % len(COLORS)]
+
+
+def _legend(chart: Lines) -> str:
+    buttons = "".join(
+        f'<button type="button" aria-pressed="true">'
+        f'<span style="color:{_color(number)}">&#9632;</span> {escape(name)}'
+        "</button>"
+        for number, (name, _, _) in enumerate(chart.curves)
+    )
+    return f'<div class="legend">{buttons}</div>'
+
+
+def _bars(chart: Bars) -> str:
+    height = _TOP + _ROW * len(chart.rows) + _BOTTOM
+    left = min(20 + _LETTER * max(len(name) for name, _ in chart.rows), _WIDTH * 0.55)
+    lines = [] if chart.line is None else [chart.line]
+    ends = _ends([np.array([*lines, *interval]) for _, interval in chart.rows])
+    x = _scale(ends, left, _WIDTH - _RIGHT)
+    parts = [_axis_x(chart.x, ends, x, height)]
+    for at in lines:
+        parts.append(
+            f'<line class="reference" x1="{x(at):.1f}" x2="{x(at):.1f}" y1="{_TOP}" '
+            f'y2="{height - _BOTTOM}"/>'
+        )
+    for number, (name, interval) in enumerate(chart.rows):
+        estimate, low, high = interval
+        y = _TOP + _ROW * (number + 0.5)
+        color = _color(number)
+        parts.append(
+            f"<g><title>{escape(name)}: {estimate:,.3f} [{low:,.3f}, {high:,.3f}]</title>"
+            f'<rect x="{x(low):.1f}" y="{y - 8:.1f}" width="{max(x(high) - x(low), 1):.1f}" '
+            f'height="16" fill="{color}" fill-opacity="0.35"/><circle cx="{x(estimate):.1f}" '
+            f'cy="{y:.1f}" r="4" fill="{color}"/></g><text x="{left - 8:.1f}" y="{y + 4:.1f}" '
+            f'text-anchor="end">{escape(name)}</text>'
+        )
+    return _svg(chart.title, height, parts)
+
+
+def _points_of(chart: Points) -> str:
+    across = np.array([x for _, x, _ in chart.points], float)
+    across = np.log10(across) if chart.log else across
+    x_ends, y_ends = _ends([across]), _ends([np.array([y for _, _, y in chart.points])])
+    x = _scale(x_ends, _LEFT + 6, _WIDTH - _RIGHT - 6)  # so that no point is cut off
+    y = _scale(y_ends, _HEIGHT - _BOTTOM - 6, _TOP + 6)
+    name = f"log10 of {chart.x}" if chart.log else chart.x
+    parts = [_axis_x(name, x_ends, x, _HEIGHT), _axis_y(chart.y, y_ends, y)]
+    for at, (label, _, value) in zip(across, chart.points, strict=True):
+        parts.append(
+            f'<circle cx="{x(at):.1f}" cy="{y(value):.1f}" r="4" fill="{_color(0)}" '
+            f'fill-opacity="0.6"><title>{escape(label)}, {escape(chart.y)} {_short(value)}</title>'
+            "</circle>"
+        )
+    return _svg(chart.title, _HEIGHT, parts)
+
+
+def _svg(title: str, height: float, parts: Sequence[str]) -> str:
+    body = "\n".join(parts)
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(title)}">\n'
+        f"{body}\n</svg>"
+    )
+
+
+def _axis_x(
+    name: str, ends: tuple[float, float], x: Callable[[float], float], height: float
+) -> str:
+    bottom = height - _BOTTOM
+    ticks = [
+        f'<line class="grid" x1="{x(at):.1f}" x2="{x(at):.1f}" y1="{_TOP}" y2="{bottom}"/>'
+        f'<text x="{x(at):.1f}" y="{bottom + 16}" text-anchor="middle">{_short(at)}</text>'
+        for at in _ticks(ends)
+    ]
+    middle = (x(ends[0]) + x(ends[1])) / 2
+    label = f'<text x="{middle:.1f}" y="{height - 8}" text-anchor="middle">{escape(name)}</text>'
+    return "".join(ticks) + label
+
+
+def _axis_y(name: str, ends: tuple[float, float], y: Callable[[float], float]) -> str:
+    ticks = [
+        f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(at):.1f}" '
+        f'y2="{y(at):.1f}"/>'
+        f'<text x="{_LEFT - 6}" y="{y(at) + 4:.1f}" text-anchor="end">{_short(at)}</text>'
+        for at in _ticks(ends)
+    ]
+    if not name:
+        return "".join(ticks)
+    middle = (y(ends[0]) + y(ends[1])) / 2
+    label = (
+        f'<text transform="translate(14 {middle:.1f}) rotate(-90)" text-anchor="middle">'
+        f"{escape(name)}</text>"
+    )
+    return "".join(ticks) + label
+
+
+def _ends(values: Sequence[np.ndarray]) -> tuple[float, float]:
+    every = np.concatenate(values)
+    low, high = float(every.min()), float(every.max())
+    if low == high:
+        return low - 0.5, high + 0.5
+    return low, high
+
+
+def _scale(ends: tuple[float, float], start: float, stop: float) -> Callable[[Any], Any]:
+    low, high = ends
+    return lambda value: start + (value - low) / (high - low) * (stop - start)
+
+
+def _ticks(ends: tuple[float, float]) -> np.ndarray:
+    """Returns up to seven round numbers between the ends."""
+    low, high = ends
+    power = 10.0 ** np.floor(np.log10((high - low) / 6))
+    step = next(s * power for s in (1, 2, 5, 10) if (high - low) / (s * power) <= 6)
+    return np.arange(np.ceil(low / step), np.floor(high / step + 1e-9) + 1) * step
+
+
+def _short(value: float) -> str:
+    for size, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 10 * size or (abs(value) >= size and sign != "k"):
+            return f"{value / size:.4g}{sign}"
+    return f"{value:.4g}"
+
+
+def _points(
+    x: Callable[[Any], Any],
+    y: Callable[[Any], Any],
+    xs: Sequence[float] | np.ndarray,
+    ys: Sequence[float] | np.ndarray,
+) -> str:
+    places = zip(x(np.asarray(xs)).tolist(), y(np.asarray(ys)).tolist(), strict=True)
+    return " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
+
+
+def _rounded(values: np.ndarray) -> list[float]:
+    return [float(f"{value:.6g}") for value in values]
