@@ -116,7 +116,7 @@ class _ReportOptions:
     pictures, as an HTML page, as CSV, or in LaTeX."""
 
     run_dirs: tyro.conf.Positional[tuple[Path, ...]]
-    """Directories of runs or of sets of runs, or folders of these. Runs of one preset with
+    """Directories of runs or of studies, or folders of these. Runs of one preset with
     different seeds share a row."""
     out: Path | None = None
     """The Markdown file. The pictures go to the folder of the same name without suffix. By default

@@ -131,7 +131,7 @@ def _own(default: Any, inner: bool = False) -> Iterator[Entry]:
 def _option(entry: Entry) -> Option:
     is_choice = typing.get_origin(entry.hint) is typing.Literal
     choices = tuple(map(str, typing.get_args(entry.hint))) if is_choice else ()
-    text = "" if isinstance(entry.config, dict) else _texts(type(entry.config))[entry.field]
+    text = "" if isinstance(entry.config, dict) else _text_of(entry.config, entry.field)
     return Option(entry.name, choices, text, " ".join(_words(entry.value)))
 
 
@@ -156,15 +156,20 @@ def _about(group: str, default: Any, experiment: Any) -> str:
     hint = options.hints_of_parser(parent)[field] if is_config(parent) else None
     if is_config(config) and hint is not type(config):  # one of several configs, or an entry
         return _paragraph(inspect.getdoc(type(config)) or "")
-    return _texts(type(parent))[field] or _paragraph(inspect.getdoc(type(config)) or "")
+    return _text_of(parent, field) or _paragraph(inspect.getdoc(type(config)) or "")
 
 
 def _paragraph(text: str) -> str:
     return " ".join(text.partition("\n\n")[0].split())
 
 
+def _text_of(config: Any, field: str) -> str:
+    kind: Any = type(config)
+    return _texts(kind)[field]
+
+
 @functools.cache
-def _texts(kind: type) -> dict[str, str]:
+def _texts(kind: Any) -> dict[str, str]:
     """Returns the strings below the fields of a dataclass, by field."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__[:-1]):
@@ -175,8 +180,8 @@ def _texts(kind: type) -> dict[str, str]:
         for entry, following in zip(body, [*body[1:], None], strict=True):
             if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name):
                 text = following.value if isinstance(following, ast.Expr) else None
-                has_text = isinstance(text, ast.Constant) and isinstance(text.value, str)
-                found[entry.target.id] = " ".join(text.value.split()) if has_text else ""
+                words = str(text.value).split() if isinstance(text, ast.Constant) else []
+                found[entry.target.id] = " ".join(words)
     return found
 
 

@@ -119,26 +119,21 @@ def _summary(trials: Sequence[Trial], best: Trial | None) -> str:
 
 def _table(study: Study, trials: Sequence[Trial]) -> Table:
     """Returns the trials, those with the highest returns first."""
-    is_search = isinstance(study.scheduler, SearchConfig)
-    names = list(study.values)
-    columns = [
-        "trial" if is_search else "member",
-        *short_names(names),
-        "return",
-        "state",
-        "seconds",
-    ]
-    rows = [
-        [
+    is_search, names = isinstance(study.scheduler, SearchConfig), list(study.values)
+    first, last = ("trial", "seconds") if is_search else ("member", "frames")
+
+    def row(trial: Trial) -> list[str]:
+        frames = "" if trial.result is None else str(trial.result.env_frames)
+        return [
             str(trial.number) if is_search else trial.name,
             *(shown(trial.values[name]) if name in trial.values else "" for name in names),
             "" if trial.value is None else f"{trial.value:.1f}",
             _state(trial),
-            f"{trial.seconds:.0f}" if trial.seconds else "",
+            frames if not is_search else f"{trial.seconds:.0f}" if trial.seconds else "",
         ]
-        for trial in sorted(trials, key=lambda t: (t.state != "complete", -_value(t), t.number))
-    ]
-    return columns, rows
+
+    ranked = sorted(trials, key=lambda t: (t.state != "complete", -_value(t), t.number))
+    return [first, *short_names(names), "return", "state", last], [row(one) for one in ranked]
 
 
 def _state(trial: Trial) -> str:

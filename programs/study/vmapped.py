@@ -112,7 +112,8 @@ def begun(
         allowance = allowance_of(first)
         tell = functools.cache(display.write_line)  # several runs may say the same
         starts = [Progress.of(one.start_from) for one in runs]
-        frames, logs = [start.env_frames for start in starts], [{} for _ in runs]
+        frames = [start.env_frames for start in starts]
+        logs: list[dict[str, Any]] = [{} for _ in runs]
         for i, (run, one, start) in enumerate(zip(group.runs, runs, starts, strict=True)):
             files = open_logs(one.directory, start, one.experiment, tell)
             logger = Fanout([files, _Shown(display, frames, logs, i)])
@@ -396,11 +397,11 @@ class _Shown(NamedTuple):
     display: ProgressDisplay
     frames: list[int]  # of all runs
     logs: list[dict[str, Any]]  # of all runs
-    index: int
+    place: int  # of the run among all
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
-        self.frames[self.index] = max(self.frames[self.index], step)
-        self.logs[self.index].update(logs)
+        self.frames[self.place] = max(self.frames[self.place], step)
+        self.logs[self.place].update(logs)
         newest = [found for found in self.logs if found]
         means = {
             name: float(np.mean([found[name] for found in newest if name in found]))

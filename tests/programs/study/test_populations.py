@@ -205,7 +205,7 @@ def test_a_resumed_population_is_the_same_bit_for_bit(
             train.run(short, root, stream=io.StringIO())
     ended = train.resume(root, stream=io.StringIO())
     whole, others, _ = trained
-    assert pbt.read_lineage(root, short).copies == pbt.read(whole, short).copies
+    assert pbt.read_lineage(root, short).copies == pbt.read_lineage(whole, short).copies
     for one, other in zip(ended, others, strict=True):
         assert one.result.env_frames == other.result.env_frames
         for x, y in zip(params(root / one.name), params(trained[0] / other.name), strict=True):
