@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import shutil
@@ -30,7 +31,7 @@ from rlstack.programs.config.env_config import Option
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.run import train as single
 from rlstack.programs.session.endings import is_complete
-from rlstack.programs.session.result import Result, read_result
+from rlstack.programs.session.result import read_result
 from rlstack.programs.session.run_dir import RunDir
 from rlstack.programs.study import executors, space, vmapped
 from rlstack.programs.study.executors import Work
@@ -64,26 +65,21 @@ class Copy(NamedTuple):
 class Lineage:
     """The state of a population. Its file is written after all checkpoints that it names."""
 
-    values: list[Hyperparameters]
-    """The current hyperparameters of each member."""
-    selections: int = 0
-    """Number of selections so far."""
-    copies: list[Copy] = dataclasses.field(default_factory=list)
-    """The copies of all selections so far."""
+    values: list[Hyperparameters]  # the current ones of each member
+    selections: int = 0  # so far
+    copies: list[Copy] = dataclasses.field(default_factory=list)  # of all selections so far
+    # Score of each member in the last selection; NaN before the first one.
     scores: list[float] = dataclasses.field(default_factory=list)
-    """Score of each member in the last selection; NaN before the first one."""
+    # Name of the checkpoint from which each member continues; "" to start anew. This and the next
+    # three are used by members in one program only.
     checkpoints: list[str] = dataclasses.field(default_factory=list)
-    """Name of the checkpoint from which each member continues; "" to start anew. This and the next
-    three are used by members in one program only."""
-    iterations: int = 0
-    """Number of iterations since the last selection."""
+    iterations: int = 0  # since the last selection
+    # Sum of each member's episode returns since the last selection, and number of the episodes.
     returns: list[float] = dataclasses.field(default_factory=list)
-    """Sum of each member's episode returns since the last selection."""
     episodes: list[int] = dataclasses.field(default_factory=list)
-    """Number of each member's episodes in that sum."""
+    # Whether the members' checkpoints contain the copies of the last selection. False if the
+    # command was killed before they did. Used by members that are runs of their own only.
     copied: bool = True
-    """Whether the members' checkpoints contain the copies of the last selection. False if the
-    command was killed before they did. Used by members that are runs of their own only."""
 
     @classmethod
     def new(cls, study: Study) -> Lineage:
@@ -229,11 +225,12 @@ def train(work: Work, budgets: Mapping[str, Any]) -> list[Trial]:
         work.say(f"{root} has finished, and stays as it is. Give more --frames.")
         return list(ended.values())
     share = work.is_here and executors.may_share_a_program(study)
-    if share and all(executors.can_trace(study, *varied) for varied in study.values.items()):
-        with _opened(work, lineage) as runs:
-            outcomes = _train_in_one_program(work, lineage, runs)
-        return [m.ended(o) for m, o in zip(lineage.members(study), outcomes, strict=True)]
-    return _train_apart(work, lineage, ended)
+    if not share or not all(executors.can_trace(study, *v) for v in study.values.items()):
+        return _train_apart(work, lineage, ended)
+    with _opened(work, lineage) as runs, executors.display_of(work, runs) as display:
+        make = functools.partial(_Members, work, lineage)
+        outcomes = vmapped.train(runs, _by_name(lineage), display, make)
+    return [m.ended(o) for m, o in zip(lineage.members(study), outcomes, strict=True)]
 
 
 @contextlib.contextmanager
@@ -256,56 +253,42 @@ def _opened(work: Work, lineage: Lineage) -> Iterator[list[single.Opened]]:
         yield runs
 
 
-def _train_in_one_program(
-    work: Work, lineage: Lineage, runs: Sequence[single.Opened]
-) -> list[Result | Exception]:
-    with (
-        executors.display_of(work, runs) as display,
-        vmapped.begun(runs, _by_name(lineage), display) as group,
-    ):
-        members = _Members(work, lineage, group)
-        group.train(display, members.call, lambda: members.go_on, members.save)
-        return [run.outcome() for run in group.runs]
-
-
-class _Members:
+class _Members(vmapped.Group):
     """The members in training in one program."""
 
-    def __init__(self, work: Work, lineage: Lineage, group: vmapped.Group) -> None:
+    def __init__(self, work: Work, lineage: Lineage, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._study, self._root, self._lineage = work.study, work.root, lineage
-        self._group, self._runs = group, group.runs
         period = with_period(work.study).period
-        self._period = max(1, -(-period // group.frames))  # iterations per selection
-        self._saved_at = self._frames
+        self._period = max(1, -(-period // self.frames))  # iterations per selection
+        self._saved_at: int | None = None  # frames; the members are restored before the first call
 
     @property
-    def go_on(self) -> bool:
-        """Whether any member still trains."""
-        return any(run.active for run in self._runs)
+    def _most_frames(self) -> int:
+        return max(run.env_frames for run in self.runs)
 
-    @property
-    def _frames(self) -> int:
-        return max(run.env_frames for run in self._runs)
-
-    def call(self) -> None:
+    def call(self, *_: Any) -> vmapped.PendingCall:
         """Makes a call, and a selection if it is due."""
         lineage = self._lineage
+        if self._saved_at is None:
+            self._saved_at = self._most_frames
         before = np.asarray(lineage.returns, np.float32)
-        called = self._group.call(self._period - lineage.iterations, before)
+        called = super().call(self._period - lineage.iterations, before)
         lineage.iterations += called.iterations
         lineage.returns = called.returns.tolist()
         lineage.episodes = (np.asarray(lineage.episodes) + called.episodes).tolist()
-        if lineage.iterations >= self._period and self.go_on:
+        if lineage.iterations >= self._period and any(run.active for run in self.runs):
             self._select()
-            if self._frames - self._saved_at >= self._study.base.checkpoint_period:
-                for run in self._runs:
+            if self._most_frames - self._saved_at >= self._study.base.checkpoint_period:
+                for run in self.runs:
                     if run.active:
                         run.session.save()
                 self.save()
-                self._saved_at = self._frames
+                self._saved_at = self._most_frames
+        return called
 
     def _select(self) -> None:
-        lineage, runs = self._lineage, self._runs
+        lineage, runs = self._lineage, self.runs
         among = [i for i, run in enumerate(runs) if run.active or run.diverged]
         scores = [self._score(i) for i in range(len(runs))]
         frames = [run.env_frames for run in runs]
@@ -322,7 +305,7 @@ class _Members:
             experiment = self._study.experiment(copy.after, self._study.seeds[copy.member])
             runs[copy.member].directory.write_config(to_json(experiment))
         if copies:
-            self._group.copy(sources, _by_name(lineage))
+            self.copy(sources, _by_name(lineage))
         for copy in copies:
             runs[copy.member].retry()
 
@@ -332,7 +315,7 @@ class _Members:
         Without an episode it is the score before; -inf for none, and for a run that diverged.
         """
         lineage = self._lineage
-        if self._runs[index].diverged:
+        if self.runs[index].diverged:
             return -math.inf
         if lineage.episodes[index]:
             return lineage.returns[index] / lineage.episodes[index]
@@ -340,7 +323,7 @@ class _Members:
 
     def save(self) -> None:
         """Writes the lineage, once all members are saved."""
-        found = [checkpoint.latest(run.directory.checkpoints) for run in self._runs]
+        found = [checkpoint.latest(run.directory.checkpoints) for run in self.runs]
         self._lineage.checkpoints = [path.name if path else "" for path in found]
         self._lineage.write(self._root)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -76,15 +76,19 @@ def can_trace(experiment: Experiment, name: str, values: Sequence[Option]) -> bo
 
 
 def train(
-    runs: Sequence[Opened], values: Mapping[str, Sequence[Option]], display: ProgressDisplay
+    opened: Sequence[Opened],
+    values: Mapping[str, Sequence[Option]],
+    display: ProgressDisplay,
+    kind: Callable[..., Group] | None = None,
 ) -> list[Result | Exception]:
-    """Trains several runs to their ends.
+    """Trains several runs, new or resumed, to their ends.
 
     Args:
-      runs: runs of one experiment with different seeds and values; this command must have claimed
+      opened: runs of one experiment with different seeds and values; this command must have claimed
         their directories.
       values: the value of each option in each run, for the options that are traced.
       display: shows the progress of all.
+      kind: makes the group from the runs and the values; `Group` by default.
 
     Returns:
       The result of each run, or the error that ended it.
@@ -92,29 +96,19 @@ def train(
     Raises:
       Interrupted: SIGINT or SIGTERM was received; checkpoints are saved.
     """
-    with begun(runs, values, display) as group:
-        group.train(display, group.call, lambda: any(run.active for run in group.runs))
-        return [run.outcome() for run in group.runs]
-
-
-@contextlib.contextmanager
-def begun(
-    runs: Sequence[Opened], values: Mapping[str, Sequence[Option]], display: ProgressDisplay
-) -> Iterator[Group]:
-    """Yields the loops of runs, new or restored, with open logs; see `train`."""
-    xla.configure_runs([run.experiment for run in runs])
+    xla.configure_runs([one.experiment for one in opened])
     allocator.keep_freed_memory()
     with contextlib.ExitStack() as stack:
         with display.phase("making the runs"):
-            group = Group(runs, values)
+            group = (kind or Group)(opened, values)
         first = group.runs[0]
-        first.announce(display.stream, len(runs))
+        first.announce(display.stream, len(opened))
         allowance = allowance_of(first)
         tell = functools.cache(display.write_line)  # several runs may say the same
-        starts = [Progress.of(one.start_from) for one in runs]
+        starts = [Progress.of(one.start_from) for one in opened]
         frames = [start.env_frames for start in starts]
-        logs: list[dict[str, Any]] = [{} for _ in runs]
-        for i, (run, one, start) in enumerate(zip(group.runs, runs, starts, strict=True)):
+        logs: list[dict[str, Any]] = [{} for _ in opened]
+        for i, (run, one, start) in enumerate(zip(group.runs, opened, starts, strict=True)):
             files = open_logs(one.directory, start, one.experiment, tell)
             logger = Fanout([files, _Shown(display, frames, logs, i)])
             stack.callback(logger.close)
@@ -127,7 +121,8 @@ def begun(
             if run.is_over():  # it was interrupted before its last evaluation
                 run.active = False
                 run.session.end()
-        yield group
+        group.train(display)
+        return [run.outcome() for run in group.runs]
 
 
 class VmappedRun(FusedRun):
@@ -136,7 +131,7 @@ class VmappedRun(FusedRun):
     Attributes:
       active: True while the run trains; False once it has stopped.
       directory: the run's directory, claimed by this command.
-      session: writes the logs and checkpoints; `begun` sets it.
+      session: writes the logs and checkpoints; `train` sets it.
     """
 
     session: RunSession
@@ -262,35 +257,22 @@ class Group:
         """The largest number of frames of a run in one iteration."""
         return self._loop.frames
 
-    def train(
-        self,
-        display: ProgressDisplay,
-        call: Callable[[], object],
-        go_on: Callable[[], bool],
-        save: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Makes calls as long as ``go_on()``, and then ends the runs that have not stopped.
-
-        Args:
-          display: shows what takes long.
-          call: makes a call.
-          go_on: whether any run trains.
-          save: called after the runs have saved.
-
-        Raises:
-          Interrupted: SIGINT or SIGTERM was received; everything is saved.
-        """
+    def train(self, display: ProgressDisplay) -> None:
+        """Makes calls until no run is active; see `train`."""
         with StopSignals(display.write_line, has_progress=lambda: self._called) as signals:
             with display.phase("compiling the loops"):
-                call()
-            while go_on() and signals.received is None:
-                call()
+                self.call()
+            while any(run.active for run in self.runs) and signals.received is None:
+                self.call()
             for run in self.runs:
                 if run.active:
                     run.session.end()
-            save()
+            self.save()
             if signals.received is not None:
                 raise Interrupted(signals.received)
+
+    def save(self) -> None:
+        """Saves what belongs to no run, after the runs have saved; nothing for independent runs."""
 
     def call(self, most: int = NO_LIMIT, returns: np.ndarray | None = None) -> PendingCall:
         """Makes iterations until something may be due for a run that goes on.
