@@ -21,7 +21,6 @@ from rlstack.programs.session.run_dir import RunDir
 from rlstack.programs.session.signals import Interrupted
 from rlstack.programs.study import vmapped
 from rlstack.programs.study.processes import Launch, Processes, here
-from rlstack.programs.study.space import Range, Values
 from rlstack.programs.study.study import Study, Trial
 
 
@@ -95,12 +94,6 @@ def may_share_a_program(study: Study) -> bool:
     return base.layout.is_compiled and not (base.data or base.learner.devices or base.policies)
 
 
-def can_trace(study: Study, name: str, values: Values) -> bool:
-    """Whether one compiled program can train runs with different values of an option."""
-    several = values.ends if isinstance(values, Range) else values
-    return vmapped.can_trace(study.base, name, several)
-
-
 def _in_processes(
     work: Work, trials: Sequence[Trial], budgets: Mapping[str, Any]
 ) -> Iterator[Trial]:
@@ -127,7 +120,7 @@ def _groups(work: Work, trials: Sequence[Trial]) -> Iterator[tuple[list[Trial], 
         yield from (([trial], []) for trial in trials)
         return
     varied = [name for name in study.values if len({repr(t.values[name]) for t in trials}) > 1]
-    traced = [name for name in varied if can_trace(study, name, study.values[name])]
+    traced = [name for name in varied if vmapped.can_trace(study.base, name, study.values[name])]
     compiled = [name for name in varied if name not in traced]
     same = ["the seed", *traced]
     text = f"{len(trials)} runs; one program trains those that differ in {', '.join(same)} only"

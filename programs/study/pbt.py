@@ -225,7 +225,7 @@ def train(work: Work, budgets: Mapping[str, Any]) -> list[Trial]:
         work.say(f"{root} has finished, and stays as it is. Give more --frames.")
         return list(ended.values())
     share = work.is_here and executors.may_share_a_program(study)
-    if not share or not all(executors.can_trace(study, *v) for v in study.values.items()):
+    if not share or not all(vmapped.can_trace(study.base, *v) for v in study.values.items()):
         return _train_apart(work, lineage, ended)
     with _opened(work, lineage) as runs, executors.display_of(work, runs) as display:
         make = functools.partial(_Members, work, lineage)

@@ -124,7 +124,7 @@ def resume(
         raise ValueError(f"Study: a part must be like 1/4, from 1/4 to 4/4; got {first}/{every}.")
     if every > 1 and not study.is_grid:
         raise ValueError(
-            "Study: parts are for grids; commands that resume a search share its trials."
+            "Study: a part (--task) is for grids; commands that resume a search share its trials."
         )
     if isinstance(study.scheduler, SearchConfig) or every > 1:
         if trials is not None:

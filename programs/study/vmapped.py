@@ -40,6 +40,7 @@ from rlstack.programs.session.display import ProgressDisplay
 from rlstack.programs.session.progress import Progress, open_logs
 from rlstack.programs.session.result import Result
 from rlstack.programs.session.signals import Interrupted, StopSignals
+from rlstack.programs.study.space import Range, Values
 from rlstack.random.compiled_quickly import CompiledQuickly
 from rlstack.storage import allocator, checkpoint
 from rlstack.storage.loggers import Fanout
@@ -48,7 +49,7 @@ from rlstack.types import Array, PyTree
 Traced = Mapping[str, Any]  # name of an option -> its value in each run, [N]
 
 
-def can_trace(experiment: Experiment, name: str, values: Sequence[Option]) -> bool:
+def can_trace(experiment: Experiment, name: str, values: Values) -> bool:
     """Whether JAX can trace an option of the agent, so that one program can serve all its values.
 
     Args:
@@ -56,11 +57,12 @@ def can_trace(experiment: Experiment, name: str, values: Sequence[Option]) -> bo
       name: name of the option, such as ``agent.optimizer.learning_rate``.
       values: the values of the option in the runs.
     """
-    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    some = values.ends if isinstance(values, Range) else values
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in some)
     if not name.startswith("agent.") or not numbers:
         return False
     env = make_batch(experiment.env.name, experiment.env.options)
-    dtype = jnp.float32 if any(isinstance(v, float) for v in values) else jnp.int32
+    dtype = jnp.float32 if any(isinstance(v, float) for v in some) else jnp.int32
     key = jax.random.PRNGKey(0)
     keys = Keys(key, env.keys(np.arange(experiment.env.num_envs)), key, key)
 

@@ -252,6 +252,19 @@ def test_dqn_in_a_population(tmp_path):
     assert all(one.result.env_frames >= 2_000 for one in ended)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_members_whose_options_cannot_be_traced_train_as_the_runs_of_a_grid(tmp_path):
+    base = ppo(updates=0, frames=600)
+    found = population(base, size=3, vary={**RATES, "agent.num_epochs": (1, 2)}, fraction=0.5)
+    root, out = tmp_path / "population", io.StringIO()
+    ended = train.run(found, root, stream=out)
+    assert out.getvalue().count("there is one for each value of agent.num_epochs") == 2
+    assert [one.name for one in ended] == ["member-0", "member-1", "member-2"]
+    assert all(one.result.env_frames >= 600 for one in ended)
+    assert pbt.read_lineage(root, read(root)).selections == 1
+
+
 def apart(size=2, **changes):
     base = ppo("single_process", updates=0, frames=900, log_period=100)
     return population(dataclasses.replace(base, **changes), size=size, fraction=0.5)
