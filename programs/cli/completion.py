@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 from tyro.conf import Positional
 
 from rlstack.programs.cli import component_options
 from rlstack.programs.cli.options import parse
+from rlstack.programs.config import options
 from rlstack.programs.config.experiment import Experiment, agents_of
 from rlstack.programs.config.presets import PRESETS, preset
 
@@ -65,11 +65,11 @@ def script(shell: str, commands: Sequence[str], train_options: Sequence[str]) ->
     names = {name: option_names(preset(name)) for name in PRESETS}
     common = set.intersection(*map(set, names.values()))
     own: dict[tuple[str, ...], list[str]] = {}  # presets by the options that only some have
-    for name, options in names.items():
-        own.setdefault(tuple(option for option in options if option not in common), []).append(name)
+    for name, every in names.items():
+        own.setdefault(tuple(option for option in every if option not in common), []).append(name)
     cases = "\n".join(
-        f'      {"|".join(presets)}) names="$names {" ".join(options)}" ;;'
-        for options, presets in own.items()
+        f'      {"|".join(presets)}) names="$names {" ".join(some)}" ;;'
+        for some, presets in own.items()
     )
     text = _SCRIPT.format(
         commands=" ".join(commands),
@@ -82,23 +82,6 @@ def script(shell: str, commands: Sequence[str], train_options: Sequence[str]) ->
 
 def option_names(experiment: Experiment) -> list[str]:
     """Returns the names of the options that change an experiment, as the parser makes them."""
+    filled = component_options.fill_all(experiment)
     with agents_of(experiment):
-        return [f"--{name}" for name in _names(component_options.fill_all(experiment))]
-
-
-def _names(config: Any, prefix: str = "") -> Iterator[str]:
-    types = typing.get_type_hints(type(config))
-    for field in dataclasses.fields(config):
-        name, value = prefix + field.name.replace("_", "-"), getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            yield from _names(value, f"{name}.")
-        elif isinstance(value, dict) and value:
-            for key, entry in value.items():
-                inner = f"{name}.{key}".replace("_", "-")
-                if dataclasses.is_dataclass(entry):
-                    yield from _names(entry, f"{inner}.")
-                else:
-                    yield inner
-        elif value or not any(map(dataclasses.is_dataclass, typing.get_args(types[field.name]))):
-            # The parser makes no options of a config that is None, or of no configs by name.
-            yield name
+        return [f"--{entry.name}" for entry in options.entries(filled)]

@@ -14,6 +14,7 @@ from typing import Any
 
 from rlstack.optimizers import component_fields, require_component
 from rlstack.programs.cli.options import UsageError
+from rlstack.programs.config import options
 from rlstack.programs.config.experiment import Experiment
 
 _OPTION = re.compile(r"--agent\.([\w-]+)[-_]optimizer\.([\w-]+)")
@@ -41,15 +42,15 @@ def split(args: Sequence[str], experiment: Experiment) -> tuple[list[str], list[
 def fill(experiment: Experiment, args: Iterable[str]) -> Experiment:
     """Returns the experiment with an optimizer for each component that the options name."""
     named = [found for found in map(_named, args) if found]
-    agent: Any = experiment.agent
+    of_all = options.value_of(experiment, "agent.optimizer")
     for component in dict.fromkeys(component for component, _ in named):
-        field = f"{component}_optimizer"
-        optimizer = getattr(agent, field) or agent.optimizer
+        name = f"agent.{component}_optimizer"
+        optimizer = options.value_of(experiment, name) or of_all
         if (component, "name") in named:
             # The arguments of one optimizer seldom exist in another.
             optimizer = dataclasses.replace(optimizer, arguments={})
-        agent = dataclasses.replace(agent, **{field: optimizer})
-    return dataclasses.replace(experiment, agent=agent)
+        experiment = options.replaced(experiment, name, optimizer, "")
+    return experiment
 
 
 def fill_all(experiment: Experiment) -> Experiment:

@@ -7,10 +7,9 @@ from the arguments and joins them with the preset's entries.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
+from rlstack.programs.config import options
 from rlstack.programs.config.env_config import Option
 from rlstack.programs.config.experiment import Experiment
 
@@ -29,12 +28,12 @@ def join(args: Sequence[str], experiment: Experiment) -> tuple[list[str], Experi
     left: list[str] = []
     at = 0
     while at < len(args):
-        path = args[at].removeprefix("--").replace("-", "_").split(".")
-        if args[at].startswith("--") and _has_entries(experiment, path):
+        value = options.value_of(experiment, args[at].removeprefix("--"))
+        if args[at].startswith("--") and isinstance(value, dict) and value:
             end = at + 1
             while end < len(args) and not args[end].startswith("--"):
                 end += 1
-            experiment = _joined(experiment, path, args[at], args[at + 1 : end])
+            experiment = _joined(experiment, args[at], args[at + 1 : end])
             at = end
         else:
             left.append(args[at])
@@ -71,45 +70,25 @@ def take_vary(
                 f"{flag}: must be the name of an option and all its values, such as agent.discount "
                 f"0.9 0.99, and each option once; got {' '.join(args[at + 1 : end])!r}."
             )
-        vary[name] = [_value(word) for word in values]
+        vary[name] = [options.parsed(word) for word in values]
         at = end
     return vary, left
 
 
-def _has_entries(config: Any, path: Sequence[str]) -> bool:
-    for name in path:
-        config = getattr(config, name, None) if dataclasses.is_dataclass(config) else None
-    return isinstance(config, dict) and bool(config)
-
-
-def _joined(config: Any, path: Sequence[str], option: str, words: Sequence[str]) -> Any:
-    """Returns a config with the names and values added to the dict at the end of the path."""
-    field, *rest = path
-    if rest:
-        changed = _joined(getattr(config, field), rest, option, words)
-        return dataclasses.replace(config, **{field: changed})
+def _joined(experiment: Experiment, option: str, words: Sequence[str]) -> Experiment:
+    """Returns the experiment with the names and values added to an option that is a dict."""
     if len(words) % 2 or not words:
         raise ValueError(
             f"{option}: must be names and values, such as length 4; got {' '.join(words)!r}."
         )
-    options: dict[str, Option] = dict(getattr(config, field))
-    for name, word in zip(words[::2], words[1::2], strict=True):
+    name = option.removeprefix("--")
+    found: dict[str, Option] = dict(options.value_of(experiment, name))
+    for key, word in zip(words[::2], words[1::2], strict=True):
         if word == "None":
-            options.pop(name, None)
+            found.pop(key, None)
         else:
-            value = _value(word)
+            value = options.parsed(word)
             # The parser expects values of the type that the preset has.
-            real = type(options.get(name)) is float and type(value) is int
-            options[name] = float(value) if real else value
-    return dataclasses.replace(config, **{field: options})
-
-
-def _value(word: str) -> Option:
-    if word in ("True", "False"):
-        return word == "True"
-    for kind in (int, float):
-        try:
-            return kind(word)
-        except ValueError:
-            pass
-    return word
+            real = type(found.get(key)) is float and type(value) is int
+            found[key] = float(value) if real else value
+    return options.replaced(experiment, name, found, "")

@@ -59,8 +59,8 @@ def read(
     rest, experiment = env_options.join(_expanded(args, short), base)
     if help.asked(rest):
         default = made(component_options.fill_all(experiment))
-        own = [field.name for field in dataclasses.fields(made)[1:]]
-        help.show(prog, about, rest, lambda: parsed(["--help"], default), own)
+        with agents_of(getattr(default, dataclasses.fields(made)[0].name)):
+            help.show(prog, about, rest, lambda: parsed(["--help"], default), default)
         return None
     rest, of_components = component_options.split(rest, experiment)
     chosen: Any = parsed(rest, made(experiment))

@@ -116,7 +116,7 @@ class _ReportOptions:
     pictures, as an HTML page, as CSV, or in LaTeX."""
 
     run_dirs: tyro.conf.Positional[tuple[Path, ...]]
-    """Directories of runs or of sets of runs, or folders of these. Runs of one preset with
+    """Directories of runs or of studies, or folders of these. Runs of one preset with
     different seeds share a row."""
     out: Path | None = None
     """The Markdown file. The pictures go to the folder of the same name without suffix. By default
@@ -143,14 +143,14 @@ class _ReportOptions:
 def report(args: list[str]) -> int:
     """Runs `rlstack report`."""
     chosen = parse(_ReportOptions, "rlstack report", args)
-    from rlstack.programs.study import trials
+    from rlstack.programs.study import study
     from rlstack.programs.tools.report import normalisation
     from rlstack.programs.tools.report import report as reports
 
     if not chosen.run_dirs:
         raise UsageError("directories of runs must be given, such as runs (rlstack report --help)")
     made = reports.make(
-        [(name, trials.find(path)) for name, path in reports.named(chosen.run_dirs)],
+        [(name, study.find(path)) for name, path in reports.named(chosen.run_dirs)],
         by=chosen.by or ("directory" if chosen.compare else "preset"),
         normalisation=normalisation.from_words(chosen.normalise),
         compare=chosen.compare,

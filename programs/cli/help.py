@@ -1,19 +1,28 @@
 """The help of `rlstack train PRESET`: the options that matter first, and those of one group.
 
 An experiment has some 250 options, which `--help-all` prints in groups. Most runs change few of
-them, so `--help` explains those and names the groups.
+them, so `--help` explains those and names the groups. Its texts are those in the source of the
+configs, as the parser's own help has them.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
 import re
+import shlex
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from rlstack.programs.cli.options import UsageError, printed_help
-from rlstack.references import nearest
+from rlstack.checks import hints_of, is_config
+from rlstack.programs.cli.options import UsageError
+from rlstack.programs.config import options
+from rlstack.programs.config.options import Entry
+from rlstack.references import name_of, nearest
 
 _FIRST = (
     "frames",
@@ -33,15 +42,13 @@ _GENERAL = "general"  # the group of the options without a dot
 _ABOUT_GENERAL = "What runs, for how long, and what it writes."
 _COMPONENT = re.compile(r"agent\.[\w-]+-optimizer")
 _FLAGS = ("-h", "--help", "--help-all")
-_TITLE = re.compile(r" (?:(?P<group>[\w.-]+) )?options")
-_DEFAULT = re.compile(r" ?\(default: (?P<value>.*)\)$")
 
 
 class Option(NamedTuple):
-    """An option, as the parser describes it."""
+    """An option with its help."""
 
     name: str  # without its dashes
-    values: str  # what may follow it
+    choices: tuple[str, ...]  # its values, if it has few
     text: str
     default: str
 
@@ -64,7 +71,7 @@ def show(
     description: str,
     args: Sequence[str],
     print_all: Callable[[], object],
-    own: Sequence[str] = (),
+    default: Any,
 ) -> None:
     """Prints the help that the arguments ask for.
 
@@ -73,7 +80,7 @@ def show(
       description: description of the preset.
       args: the arguments, with ``--help``, ``--help GROUP`` or ``--help-all`` among them.
       print_all: prints the parser's own help, which has all options.
-      own: names of options of this command, which are among those that are explained.
+      default: the dataclass of all options; see `groups_of`.
 
     Raises:
       UsageError: there is no such group.
@@ -81,12 +88,12 @@ def show(
     if "--help-all" in args:
         print_all()
         return
-    groups = parse(printed_help(print_all))
+    groups = groups_of(default)
     at = next(i for i, arg in enumerate(args) if arg in _FLAGS)
     following = args[at + 1 : at + 2]
     if not following or following[0].startswith("-"):
-        names = [name.replace("_", "-") for name in own]
-        print(_short(prog, description, groups, dict.fromkeys([*_FIRST, *names])))
+        own = [entry.name for entry in _own(default)]
+        print(_short(prog, description, groups, dict.fromkeys([*_FIRST, *own])))
         return
     name = following[0].replace("_", "-")
     found = [group for group in groups if f"{group.name}.".startswith(f"{name}.")]
@@ -96,49 +103,94 @@ def show(
     print("\n\n".join(map(_described, found)))
 
 
-def parse(text: str) -> list[Group]:
-    """Returns the groups of options in the parser's help, as it is without a terminal."""
-    groups: list[tuple[str, list[str]]] = []
-    for line in map(str.rstrip, text.splitlines()):
-        if title := _TITLE.fullmatch(line):
-            groups.append((title["group"] or _GENERAL, []))
-        elif groups:
-            groups[-1][1].append(line[2:])
-    return [_group(name, lines[1:]) for name, lines in groups]  # without the rule below the title
+def groups_of(default: Any) -> list[Group]:
+    """Returns all options by groups.
+
+    Args:
+      default: the dataclass of the options of a command. Its first field is the experiment, whose
+        options have no prefix.
+    """
+    experiment = getattr(default, next(iter(hints_of(default))))
+    groups: dict[str, list[Option]] = {_GENERAL: []}
+    for entry in (*_own(default), *options.entries(experiment), *_own(default, inner=True)):
+        group = entry.name.rpartition(".")[0] or _GENERAL
+        groups.setdefault(group, []).append(_option(entry))
+    return [Group(g, _about(g, default, experiment), tuple(o)) for g, o in groups.items()]
 
 
-def _group(name: str, lines: Sequence[str]) -> Group:
-    rule = next((i for i, line in enumerate(lines) if line.startswith("---")), -1)
-    about = " ".join(lines[: max(rule, 0)]).partition("  ")[0]
-    heads: list[list[str]] = []
-    texts: list[list[str]] = []
-    for line in filter(None, lines[rule + 1 :]):
-        if line.startswith("-"):
-            heads.append([line])
-            texts.append([])
-        else:
-            (texts if line.startswith(" ") else heads)[-1].append(line.strip())
-    options = [_option(" ".join(h), " ".join(t)) for h, t in zip(heads, texts, strict=True)]
-    if _COMPONENT.fullmatch(name):
-        about = "As agent.optimizer, for this component alone."
-    return Group(
-        name, about or _ABOUT_GENERAL, tuple(option for option in options if option.name != "help")
-    )
+def _own(default: Any, inner: bool = False) -> Iterator[Entry]:
+    """Yields the options of a command itself, or of configs among them."""
+    for field, hint in list(hints_of(default).items())[1:]:
+        value, name = getattr(default, field), field.replace("_", "-")
+        if inner and is_config(value):
+            yield from options.entries(value, f"{name}.")
+        elif not (inner or is_config(value)):
+            yield Entry(name, value, hint, default, field)
 
 
-def _option(head: str, text: str) -> Option:
-    name, _, values = head.removeprefix("-h, ").partition(" ")
-    found = _DEFAULT.search(text)
-    default = found["value"] if found else ""
-    return Option(name.removeprefix("--"), values, _DEFAULT.sub("", text), default)
+def _option(entry: Entry) -> Option:
+    is_choice = typing.get_origin(entry.hint) is typing.Literal
+    choices = tuple(map(str, typing.get_args(entry.hint))) if is_choice else ()
+    text = "" if isinstance(entry.config, dict) else _text_of(entry.config, entry.field)
+    return Option(entry.name, choices, text, " ".join(_words(entry.value)))
+
+
+def _words(value: Any) -> Iterator[str]:
+    """Yields the words of a value on the command line."""
+    if isinstance(value, tuple | list):
+        for one in value:
+            yield from _words(one)
+    elif not isinstance(value, dict):
+        yield shlex.quote(name_of(value) if callable(value) else str(value))
+
+
+def _about(group: str, default: Any, experiment: Any) -> str:
+    if group == _GENERAL:
+        return _ABOUT_GENERAL
+    if _COMPONENT.fullmatch(group):
+        return "As agent.optimizer, for this component alone."
+    *way, field = options.path(group)
+    root = experiment if hasattr(experiment, (*way, field)[0]) else default
+    parent = options.value_of(root, ".".join(way)) if way else root
+    config = options.value_of(root, group)
+    hint = options.hints_of_parser(parent)[field] if is_config(parent) else None
+    if is_config(config) and hint is not type(config):  # one of several configs, or an entry
+        return _paragraph(inspect.getdoc(type(config)) or "")
+    return _text_of(parent, field) or _paragraph(inspect.getdoc(type(config)) or "")
+
+
+def _paragraph(text: str) -> str:
+    return " ".join(text.partition("\n\n")[0].split())
+
+
+def _text_of(config: Any, field: str) -> str:
+    kind: Any = type(config)
+    return _texts(kind)[field]
+
+
+@functools.cache
+def _texts(kind: Any) -> dict[str, str]:
+    """Returns the strings below the fields of a dataclass, by field."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        if not hasattr(base, "__dataclass_fields__"):
+            continue
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        body: list[ast.stmt] = node.body if isinstance(node, ast.ClassDef) else []
+        for entry, following in zip(body, [*body[1:], None], strict=True):
+            if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name):
+                text = following.value if isinstance(following, ast.Expr) else None
+                words = str(text.value).split() if isinstance(text, ast.Constant) else []
+                found[entry.target.id] = " ".join(words)
+    return found
 
 
 def _short(prog: str, description: str, groups: Sequence[Group], names: Iterable[str]) -> str:
-    options = {option.name: option for group in groups for option in group.options}
+    every = {option.name: option for group in groups for option in group.options}
     first = [
-        (_head(options[name]), f"{_sentence(options[name].text)} {_choices(options[name])}")
+        (_head(every[name]), f"{_sentence(every[name].text)} {_choices(every[name])}")
         for name in names
-        if name in options
+        if name in every
     ]
     others = [(group.name, _sentence(group.text)) for group in groups]
     return "\n".join(
@@ -164,10 +216,7 @@ def _head(option: Option) -> str:
 
 def _choices(option: Option) -> str:
     """Returns a sentence with the values of an option that has few."""
-    values = option.values
-    if not (values.startswith("{") and values.endswith("}")) or values == "{True,False}":
-        return ""
-    return f"Values: {values[1:-1].replace(',', ', ')}."
+    return f"Values: {', '.join(option.choices)}." if option.choices else ""
 
 
 def _sentence(text: str) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from rlstack.programs.config import options as dotted
 
 T = TypeVar("T")
 
@@ -88,16 +89,10 @@ def parse(options: type[T], prog: str, args: Sequence[str], **settings: Any) -> 
 
 def _known(options: Any, prog: str, settings: dict[str, Any]) -> list[str]:
     """Returns the names of all options, as the help lists them."""
-    text = printed_help(lambda: tyro.cli(options, prog=prog, args=["--help"], **settings))
-    return re.findall(r"^[\s│|]*(?:-\w, )?(--[\w.-]+)", text, re.MULTILINE)
-
-
-def printed_help(print_help: Callable[[], object]) -> str:
-    """Returns the text that a help function prints; a SystemExit that it raises is suppressed."""
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
-        print_help()
-    return shown.getvalue()
+        tyro.cli(options, prog=prog, args=["--help"], **settings)
+    return re.findall(r"^[\s│|]*(?:-\w, )?(--[\w.-]+)", shown.getvalue(), re.MULTILINE)
 
 
 def _unknown(args: Sequence[str], known: Sequence[str]) -> str:
@@ -106,27 +101,8 @@ def _unknown(args: Sequence[str], known: Sequence[str]) -> str:
     for arg in args:
         name = arg.partition("=")[0]
         if name.startswith("--") and name.replace("_", "-") not in spellings:
-            near = nearest_option(name, known)
-            return f"there is no option {name}" + (f"; did you mean {near}?" if near else "")
+            return dotted.unknown(name, known)
     return ""
-
-
-def nearest_option(name: str, known: Sequence[str]) -> str:
-    """Returns the option that is most like a misspelt one; "" if none is like it.
-
-    Groups may be missing: ``--learning-rate`` is like ``--agent.optimizer.learning-rate``.
-    """
-
-    def likeness(other: str) -> tuple[float, float]:
-        def ratio(left: str, right: str) -> float:
-            return difflib.SequenceMatcher(None, left.lower(), right.lower()).ratio()
-
-        last = ratio(name.rpartition(".")[2].lstrip("-"), other.rpartition(".")[2].lstrip("-"))
-        whole = ratio(name, other)
-        return max(last, whole), whole
-
-    best = max(known, key=likeness, default="")
-    return best if best and likeness(best)[0] > 0.7 else ""
 
 
 def _first_part(text: str) -> str:

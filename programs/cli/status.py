@@ -50,7 +50,7 @@ class _DashboardOptions:
     learning curves, nodes, waits, and comparison of runs. Ctrl-C ends it."""
 
     directory: tyro.conf.Positional[Path] = Path("runs")
-    """The directory of a run, a set or a sweep, or a folder that holds some. Runs that appear
+    """The directory of a run or a study, or a folder that holds some. Runs that appear
     later are shown too."""
     port: int = 6080
     """The port of the page. 0 takes a free one."""

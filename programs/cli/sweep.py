@@ -15,7 +15,8 @@ from rlstack.programs.cli.options import UsageError, parse
 from rlstack.programs.config.env_config import Option
 from rlstack.programs.config.experiment import Experiment, ProgramConfig
 from rlstack.programs.config.program_config import RayConfig
-from rlstack.programs.study.trials import RunSet, is_set
+from rlstack.programs.study import space
+from rlstack.programs.study.study import SearchConfig, Study
 
 _SEARCH_TASKS = 4  # tasks of a Slurm array for a search, unless --jobs sets another number
 _OF_SEARCHES = ("trials", "prune", "storage")  # options that a grid does not read
@@ -94,11 +95,11 @@ def main(args: list[str], modules: tuple[str, ...] = ()) -> int:
         return 0
     name, *rest = args
     vary, rest = env_options.take_vary(rest)
-    space, rest = env_options.take_vary(rest, "--space")
+    searched, rest = env_options.take_vary(rest, "--space")
     chosen = experiment_options.read("sweep", name, rest, modules, _SweepOptions, {})
     if chosen is not None:
-        _check(chosen, rest, vary, space)
-        _search(chosen, space) if chosen.search == "optuna" else _grid(chosen, vary)
+        _check(chosen, rest, vary, searched)
+        _train(_study(chosen, vary, searched), chosen)
     return 0
 
 
@@ -106,11 +107,11 @@ def _check(
     chosen: _SweepOptions,
     args: Sequence[str],
     vary: Mapping[str, list[Option]],
-    space: Mapping[str, list[Option]],
+    searched: Mapping[str, list[Option]],
 ) -> None:
-    if chosen.search == "grid" and space:
+    if chosen.search == "grid" and searched:
         raise UsageError("--space needs --search optuna; a grid has --vary NAME VALUE ...")
-    if chosen.search == "optuna" and (vary or not space):
+    if chosen.search == "optuna" and (vary or not searched):
         raise UsageError("--search optuna needs --space NAME LOW HIGH, and takes no --vary")
     if chosen.search == "grid" and not (vary or chosen.seeds):
         raise UsageError(
@@ -133,81 +134,57 @@ def _seeds(chosen: _SweepOptions) -> tuple[int, ...]:
     return chosen.seeds or (chosen.experiment.seed,)
 
 
-def _grid(chosen: _SweepOptions, vary: Mapping[str, list[Option]]) -> None:
-    from rlstack.programs.study import study
+def _study(
+    chosen: _SweepOptions,
+    vary: Mapping[str, Sequence[Option]],
+    searched: Mapping[str, Sequence[Option]],
+) -> Study:
+    base, seeds = chosen.experiment, _seeds(chosen)
+    if chosen.search == "grid":
+        return Study(base, seeds, {name: tuple(found) for name, found in vary.items()})
+    values = {name: space.from_words(name, words, base) for name, words in searched.items()}
+    return Study(base, seeds, values, SearchConfig(chosen.trials, chosen.prune, chosen.storage))
 
-    values = {name: tuple(found) for name, found in vary.items()}
-    run_set = RunSet(chosen.experiment, _seeds(chosen), values)
+
+def _train(study: Study, chosen: _SweepOptions) -> None:
+    from rlstack.programs.study import train
+
     if chosen.launch != "slurm":
-        with _launching(chosen.launch, chosen.experiment.program) as launch:
-            study.run(run_set, chosen.run_dir, jobs=chosen.jobs or 1, **launch)
+        with _launching(chosen.launch, study.base.program) as launch:
+            train.run(study, chosen.run_dir, jobs=chosen.jobs or 1, **launch)
         return
-    root, tasks = study.create(run_set, chosen.run_dir), len(run_set.members())
-    _array(root, tasks, divided=True, at_once=chosen.jobs or 0, submits=chosen.submit)
+    from rlstack.programs.study import hosts
 
-
-def _search(chosen: _SweepOptions, space: Mapping[str, list[Option]]) -> None:
-    from rlstack.programs.study import search
-    from rlstack.programs.study.space import from_words
-    from rlstack.programs.study.sweep import Sweep
-
-    base = chosen.experiment
-    sweep = Sweep(
-        base=base,
-        values={name: from_words(name, words, base) for name, words in space.items()},
-        seeds=_seeds(chosen),
-        trials=chosen.trials,
-        prunes=chosen.prune,
-        storage=chosen.storage,
-    )
-    if chosen.launch != "slurm":
-        with _launching(chosen.launch, base.program) as launch:
-            search.run(sweep, chosen.run_dir, jobs=chosen.jobs or 1, **launch)
-        return
-    root = search.create(sweep, chosen.run_dir)
-    tasks = min(chosen.jobs or _SEARCH_TASKS, sweep.trials)
-    _array(root, tasks, divided=False, at_once=0, submits=chosen.submit)
-
-
-def _array(root: Path, tasks: int, *, divided: bool, at_once: int, submits: bool) -> None:
-    from rlstack.programs.study import slurm
-
-    print(slurm.write(root, tasks, divided=divided, at_once=at_once), end="")
-    print(slurm.submit(root) if submits else f"# sbatch {root / slurm.FILE} submits it.")
+    root = train.create(study, chosen.run_dir)
+    if study.is_grid:
+        tasks, at_once = len(study.trials()), chosen.jobs or 0
+    else:
+        tasks, at_once = min(chosen.jobs or _SEARCH_TASKS, chosen.trials), 0
+    print(hosts.write_array(root, tasks, divided=study.is_grid, at_once=at_once), end="")
+    file = root / hosts.SLURM_FILE
+    print(hosts.submit_array(root) if chosen.submit else f"# sbatch {file} submits it.")
 
 
 @contextlib.contextmanager
 def _launching(launch: Launch, cfg: ProgramConfig) -> Iterator[dict[str, Any]]:
     """Yields the argument that says where processes start; none for this machine."""
     if launch == "ray":
-        from rlstack.programs.study import ray_hosts
+        from rlstack.programs.study import hosts
 
-        with ray_hosts.launching(cfg) as started:
+        with hosts.launching(cfg) as started:
             yield {"launch": started}
     else:
         yield {}
 
 
 def _resume(chosen: _ResumeOptions) -> None:
+    part = _part(chosen.task) if chosen.task else (1, 1)
+    from rlstack.programs.study import train
+
     cfg = ProgramConfig(ray=RayConfig(address=chosen.ray_address))
+    settings: dict[str, Any] = {"trials": chosen.trials, "jobs": chosen.jobs, "part": part}
     with _launching(chosen.launch, cfg) as launch:
-        _go_on(chosen, launch)
-
-
-def _go_on(chosen: _ResumeOptions, launch: Mapping[str, Any]) -> None:
-    if is_set(chosen.resume):
-        from rlstack.programs.study import study
-
-        if chosen.trials is not None:
-            raise UsageError("--trials is for searches; this sweep is a grid")
-        part = study.Part(*_part(chosen.task)) if chosen.task else study.ALL
-        study.resume(chosen.resume, jobs=chosen.jobs, part=part, **launch)
-        return
-    from rlstack.programs.study import search
-
-    if chosen.task:
-        raise UsageError("--task is for grids; commands that resume a search share its trials")
-    search.resume(chosen.resume, chosen.trials, jobs=chosen.jobs, **launch)
+        train.resume(chosen.resume, **settings, **launch)
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -16,8 +16,7 @@ from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.run import train
 from rlstack.programs.session.result import Result
 from rlstack.programs.study import space
-from rlstack.programs.study.population import PbtConfig, Population, is_population
-from rlstack.programs.study.trials import RunSet, is_set
+from rlstack.programs.study.study import PbtConfig, Study, is_study
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +48,10 @@ class _TrainOptions:
 
 @dataclasses.dataclass(frozen=True)
 class _ResumeOptions:
-    """Continue a run from its newest checkpoint, or a set of runs or a population."""
+    """Continue a run from its newest checkpoint, or a study: several runs or a population."""
 
     resume: Path
-    """The directory of the run, of the set of runs or of the population."""
+    """The directory of the run or of the study."""
     frames: int | None = None
     """A new budget in environment steps, counted from the start of the first run. By default the
     budget stays."""
@@ -61,7 +60,7 @@ class _ResumeOptions:
     hours: float | None = None
     """A new budget in hours of training, counted likewise. 0 is no limit."""
     jobs: int = 1
-    """Number of runs of a set, or members, at the same time, each in a process of its own."""
+    """Number of runs of a study at the same time, each in a process of its own."""
 
 
 _SHORT_OPTIONS = {"--launch": "--program.launch", "--ray-address": "--program.ray.address"}
@@ -106,15 +105,11 @@ def main(args: list[str], modules: tuple[str, ...] = ()) -> int:
 
         print(plan.plan(chosen.experiment, chosen.run_dir), end="")
         return 0
-    if chosen.population:
-        return _train_population(chosen, vary)
-    if not (chosen.seeds or vary):
+    if not (chosen.seeds or vary or chosen.population):
         return _print_result(train.run(chosen.experiment, chosen.run_dir, profile=chosen.profile))
-    from rlstack.programs.study import study
+    from rlstack.programs.study import train as studies
 
-    values = {option: tuple(found) for option, found in vary.items()}
-    seeds = chosen.seeds or (chosen.experiment.seed,)
-    study.run(RunSet(chosen.experiment, seeds, values), chosen.run_dir, jobs=chosen.jobs)
+    studies.run(_study(chosen, vary), chosen.run_dir, jobs=chosen.jobs)
     return 0
 
 
@@ -154,30 +149,25 @@ def _check_combination(chosen: _TrainOptions, args: Sequence[str], vary: Collect
         raise UsageError("--jobs needs --seeds or --vary: a single run is one job")
 
 
-def _train_population(chosen: _TrainOptions, vary: Mapping[str, Sequence[Option]]) -> int:
-    """Trains a population; `vary` has the words behind each ``--vary NAME``."""
+def _study(chosen: _TrainOptions, vary: Mapping[str, Sequence[Option]]) -> Study:
+    """Returns several runs or a population; `vary` has the words behind each ``--vary NAME``."""
     base = chosen.experiment
+    if not chosen.population:
+        values = {name: tuple(words) for name, words in vary.items()}
+        return Study(base, chosen.seeds or (base.seed,), values)
     spaces = {name: space.from_words(name, words, base, "--vary") for name, words in vary.items()}
-    made = Population(base, chosen.population, spaces, chosen.pbt)
-    from rlstack.programs.study import populations
-
-    populations.run(made, chosen.run_dir, jobs=chosen.jobs)
-    return 0
+    seeds = tuple(range(base.seed, base.seed + chosen.population))
+    return Study(base, seeds, spaces, chosen.pbt)
 
 
 def _resume(chosen: _ResumeOptions) -> int:
     budgets = {name: getattr(chosen, name) for name in ("frames", "updates", "hours")}
     given = {name: value for name, value in budgets.items() if value is not None}
-    if is_population(chosen.resume):
-        from rlstack.programs.study import populations
-
-        populations.resume(chosen.resume, given, jobs=chosen.jobs)
-        return 0
-    if not is_set(chosen.resume):
+    if not is_study(chosen.resume):
         return _print_result(train.resume(chosen.resume, **budgets))
-    from rlstack.programs.study import study
+    from rlstack.programs.study import train as studies
 
-    study.resume(chosen.resume, given, jobs=chosen.jobs)
+    studies.resume(chosen.resume, given, jobs=chosen.jobs)
     return 0
 
 

@@ -1,7 +1,7 @@
 """One run of a compiled loop: its counters, logs, checkpoints and evaluations.
 
-The topology fused has one such run in a program (`Fused`), and a set of runs several
-(`rlstack.programs.study.together`).
+The topology fused has one such run in a program (`Fused`), and a study several
+(`rlstack.programs.study.vmapped`).
 """
 
 from __future__ import annotations

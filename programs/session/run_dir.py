@@ -362,7 +362,7 @@ def _not_writable(path: Path | str, why: object) -> RunDirError:
 
 def _why_none(path: Path) -> str:
     """Returns why a path is no run's directory, and which one may be meant."""
-    for depth in ("*", "*/*"):  # sets of runs, populations and folders; then sweeps
+    for depth in ("*", "*/*"):  # grids, populations and folders; then searches
         if runs := sorted(path.glob(f"{depth}/config.json")):
             return f"it holds {len(runs)} of them. Name one, such as {runs[0].parent}."
     why = "it has no config.json" if path.is_dir() else "there is no such directory"

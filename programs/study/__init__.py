@@ -1,9 +1,10 @@
-"""Many runs of one experiment: seeds and grids, searches with Optuna, populations.
+"""Many runs of one experiment: a study, which is trials x an executor x a scheduler.
 
-An experiment and values of its options come in; a directory with a run for each trial, and a
-report, go out. `trials.py` says which runs a study has; open `study.py` first, which runs them: in
-one compiled program (`together`), one after the other, or in processes (`executors`). `search.py`
-and `populations.py` choose the values while the runs train.
+A `study.Study` comes in: an experiment, seeds, values of its options, and the scheduler that
+chooses the values of each trial (all combinations, `optuna` or `pbt`). A directory with a run for
+each trial, and a report, go out. Open `train.py` first, which runs and resumes a study. Its
+`executors` train the trials: in one compiled program (`vmapped`), one after the other, in
+`processes`, or on other `hosts`.
 
 May import: rlstack, rlstack.acting, rlstack.fused, rlstack.jax_envs, rlstack.learning,
 rlstack.math, rlstack.programs.build, rlstack.programs.config, rlstack.programs.program,

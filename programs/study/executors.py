@@ -1,173 +1,176 @@
-"""Trains the runs of a set in separate processes, several at a time.
+"""Trains the runs of a study: in one compiled program, one after the other, or in processes.
 
-Each process trains a run or a set, with its output in a file. The processes end with this one: a
-request to stop is passed on to them, and they save a checkpoint.
+A run that fails is reported and does not end the others.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import math
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, NamedTuple, TextIO
 
-from rlstack.programs.program import supervisor
-from rlstack.programs.session import module_path
-from rlstack.programs.session.signals import Interrupted, StopSignals
-
-_MAIN = module_path.code_of("rlstack.programs.study.child")
-_PERIOD = 0.1  # seconds between two looks at the processes
-_GRACE = 60.0  # seconds from the request to stop until a process is killed
-
-
-class Process(Protocol):
-    """A process, as `subprocess.Popen` describes it."""
-
-    def poll(self) -> int | None:
-        """Returns the exit code if the process has ended."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Waits for the end; raises `subprocess.TimeoutExpired`."""
-
-    def terminate(self) -> None:
-        """Sends SIGTERM."""
-
-    def kill(self) -> None:
-        """Sends SIGKILL."""
+from rlstack.programs.config.env_config import Option
+from rlstack.programs.run import train as single
+from rlstack.programs.session.display import ProgressDisplay
+from rlstack.programs.session.progress import Progress
+from rlstack.programs.session.result import Result, read_result
+from rlstack.programs.session.run_dir import RunDir
+from rlstack.programs.session.signals import Interrupted
+from rlstack.programs.study import vmapped
+from rlstack.programs.study.processes import Launch, Processes, here
+from rlstack.programs.study.study import Study, Trial
 
 
-# Starts a process with a command, environment variables and a file for its output.
-Launch = Callable[[Sequence[str], Mapping[str, str], Path], Process]
+class Work(NamedTuple):
+    """A study that a command trains, and how it trains."""
+
+    study: Study
+    root: Path  # the absolute path of its directory
+    out: TextIO  # receives a line for each event
+    jobs: int = 1  # number of processes at the same time
+    launch: Launch | None = None  # starts processes; None for this machine
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process trains the runs."""
+        return self.jobs == 1 and self.launch is None
+
+    @property
+    def processes(self) -> Processes:
+        """The processes of this command, none of which has started."""
+        return Processes(self.launch or here)
+
+    def say(self, text: str) -> None:
+        """Prints a line."""
+        print(text, file=self.out, flush=True)
 
 
-def check_jobs(jobs: int) -> None:
-    """Checks the number of processes that train at the same time.
-
-    Raises:
-      ValueError: the number is less than 1.
-    """
-    if jobs < 1:
-        raise ValueError(f"jobs must be at least 1; got {jobs}.")
-
-
-def here(command: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:
-    """Starts a process on this machine, which can end with this process."""
-    with open(log, "ab") as file:
-        # In a session of its own, because Ctrl-C in the terminal must not reach it twice.
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            env={**os.environ, supervisor.PARENT: str(os.getpid()), **variables},
-            start_new_session=True,
-        )
-
-
-class Jobs:
-    """Processes that train runs, each with a name; `close` ends those that still run."""
-
-    def __init__(self, launch: Launch = here) -> None:
-        self._launch = launch
-        self._running: dict[str, tuple[Process, Path]] = {}
-        self._kill_at: dict[str, float] = {}  # when a process that was asked to stop is killed
-
-    def __len__(self) -> int:
-        """Returns the number of processes that have not been seen to end."""
-        return len(self._running)
-
-    def start(self, name: str, log: Path, root: Path, run: str = "", **budgets: Any) -> None:
-        """Starts a process.
-
-        Args:
-          name: the process's name, for `ended` and `stop`.
-          log: the file to which the process's output is appended.
-          root: the directory of a set.
-          run: the name of the run that the process trains; "" for the whole set.
-          **budgets: new budgets, by the name of the config field.
-        """
-        command = [sys.executable, "-c", _MAIN, str(root), run, json.dumps(budgets)]
-        variables = {"PYTHONPATH": module_path.for_children()}
-        self._running[name] = self._launch(command, variables, log), log
-
-    def ended(self) -> list[tuple[str, str]]:
-        """Returns the names and failures ("" for none) of processes that have ended since."""
-        now = time.monotonic()
-        found = []
-        for name, (process, log) in list(self._running.items()):
-            if (code := process.poll()) is not None:
-                del self._running[name]
-                self._kill_at.pop(name, None)
-                found.append((name, _failure(code, log)))
-            elif now > self._kill_at.get(name, math.inf):
-                process.kill()
-        return found
-
-    def stop(self, name: str) -> None:
-        """Asks a process to save and end, and kills it if it still runs after a minute."""
-        if name not in self._kill_at:
-            self._running[name][0].terminate()
-            self._kill_at[name] = time.monotonic() + _GRACE
-
-    def close(self) -> None:
-        """Asks all processes to save and end, and waits for them."""
-        for name in self._running:
-            self.stop(name)
-        for name, (process, _) in self._running.items():
-            try:
-                process.wait(max(0.1, self._kill_at[name] - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def run(
-    root: Path,
-    names: Sequence[str],
-    budgets: Mapping[str, Any],
-    jobs: int,
-    out: TextIO,
-    launch: Launch = here,
-) -> Iterator[tuple[str, str]]:
-    """Trains runs of a set in processes; yields the name and the failure ("" for none) of each.
+def train(work: Work, trials: Sequence[Trial], budgets: Mapping[str, Any]) -> Iterator[Trial]:
+    """Trains runs or continues them; yields each trial once it has ended.
 
     Args:
-      root: the directory of the set.
-      names: names of the runs.
-      budgets: new budgets, by name.
-      jobs: number of processes at the same time.
-      out: receives a line when a run starts.
-      launch: starts a process.
+      work: the study.
+      trials: its trials, each of which is a run.
+      budgets: new budgets, by the name of the config field.
 
     Raises:
-      Interrupted: SIGINT or SIGTERM was received, and all processes have ended.
+      Interrupted: SIGINT or SIGTERM was received; everything is saved.
     """
-    (root / "logs").mkdir(exist_ok=True)
-    waiting = list(names)
-    with StopSignals() as stop:
-        with contextlib.closing(Jobs(launch)) as running:
-            while (waiting or running) and stop.received is None:
-                while waiting and len(running) < jobs:
-                    name = waiting.pop(0)
-                    log = root / "logs" / name
-                    running.start(name, log, root, name, **budgets)
-                    print(f"{name}: started; its output is in {log}", file=out, flush=True)
-                time.sleep(_PERIOD)
-                yield from running.ended()
-        if stop.received is not None:
-            raise Interrupted(stop.received)
+    if not work.is_here:
+        yield from _in_processes(work, trials, budgets)
+        return
+    for group, traced in _groups(work, trials):
+        yield from _train_group(work, group, traced, budgets)
 
 
-def _failure(code: int, log: Path) -> str:
-    """Returns why a process failed: the last line of its output; "" if it did not."""
-    if code == 0:
-        return ""
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    last = lines[-1] if lines else "there is no output"
-    return f"{supervisor.describe(code)}: {last}"
+def open_run(
+    work: Work, trial: Trial, budgets: Mapping[str, Any]
+) -> contextlib.AbstractContextManager[single.Opened]:
+    """Claims the directory of a run, which may have begun, have finished, or be new."""
+    path = work.root / trial.name
+    if RunDir(path).config.is_file():
+        return single.earlier_run(path, budgets, may_restart=True)
+    experiment = work.study.experiment(trial.values, trial.seed)
+    return single.new_run(dataclasses.replace(experiment, **budgets), path)
+
+
+def display_of(work: Work, opened: Sequence[single.Opened]) -> ProgressDisplay:
+    """Returns the display of the joint progress of several runs."""
+    experiments = [run.experiment for run in opened]
+    return ProgressDisplay(
+        sum(experiment.frames for experiment in experiments),
+        work.out,
+        start_frames=sum(Progress.of(run.start_from).env_frames for run in opened),
+        shows_progress="terminal" in experiments[0].loggers,
+    )
+
+
+def may_share_a_program(study: Study) -> bool:
+    """Whether one compiled program can train runs of a study that differ in their seeds."""
+    base = study.base
+    return base.layout.is_compiled and not (base.data or base.learner.devices or base.policies)
+
+
+def _in_processes(
+    work: Work, trials: Sequence[Trial], budgets: Mapping[str, Any]
+) -> Iterator[Trial]:
+    by_name = {trial.name: trial for trial in trials}
+    waiting, processes = iter(by_name), work.processes
+
+    def start_next() -> bool:
+        if (name := next(waiting, None)) is None:
+            return False
+        log = work.root / "logs" / name
+        processes.start(name, log, work.root, name, budgets)
+        work.say(f"{name}: started; its output is in {log}")
+        return True
+
+    for name, failure in processes.run(work.jobs, start_next):
+        result = None if failure else read_result(RunDir(work.root / name))
+        yield by_name[name].ended(result or failure or "it left no result")
+
+
+def _groups(work: Work, trials: Sequence[Trial]) -> Iterator[tuple[list[Trial], list[str]]]:
+    """Yields the runs that one program trains, and the options that it traces."""
+    study = work.study
+    if len(trials) == 1 or not may_share_a_program(study):
+        yield from (([trial], []) for trial in trials)
+        return
+    varied = [name for name in study.values if len({repr(t.values[name]) for t in trials}) > 1]
+    traced = [name for name in varied if vmapped.can_trace(study.base, name, study.values[name])]
+    compiled = [name for name in varied if name not in traced]
+    same = ["the seed", *traced]
+    text = f"{len(trials)} runs; one program trains those that differ in {', '.join(same)} only"
+    if compiled:
+        text += f"; there is one for each value of {', '.join(compiled)}"
+    work.say(f"{text}.")
+
+    def program(trial: Trial) -> list[Option]:
+        return [trial.values[name] for name in compiled]
+
+    for _, group in itertools.groupby(sorted(trials, key=lambda t: repr(program(t))), program):
+        yield list(group), traced
+
+
+def _train_group(
+    work: Work, group: Sequence[Trial], traced: Sequence[str], budgets: Mapping[str, Any]
+) -> Iterator[Trial]:
+    """Trains runs in one program, or a single one."""
+    with contextlib.ExitStack() as stack:
+        runs: list[tuple[Trial, single.Opened]] = []
+        for trial in group:
+            try:
+                opened = stack.enter_context(open_run(work, trial, budgets))
+            except Interrupted:
+                raise
+            except Exception as error:  # such as of a directory that another command has
+                yield trial.ended(error)
+                continue
+            if opened.result is not None:
+                yield trial.ended(opened.result)
+            else:
+                runs.append((trial, opened))
+        if not runs:
+            return
+        values = {name: [trial.values[name] for trial, _ in runs] for name in traced}
+        outcomes = _outcomes(work, [opened for _, opened in runs], values)
+        for (trial, _), outcome in zip(runs, outcomes, strict=True):
+            yield trial.ended(outcome)
+
+
+def _outcomes(
+    work: Work, opened: Sequence[single.Opened], values: Mapping[str, Sequence[Option]]
+) -> Sequence[Result | Exception]:
+    """Trains runs in one program; an error of the program is that of each of them."""
+    try:
+        if len(opened) == 1:
+            return [single.train_opened(opened[0], work.out)]
+        with display_of(work, opened) as display:
+            return vmapped.train(opened, values, display)
+    except Interrupted:
+        raise
+    except Exception as error:
+        return [error] * len(opened)

@@ -1,7 +1,8 @@
-"""The table and the page of a sweep."""
+"""The report of a study: its table, its pictures, its page, and the best experiment of a search."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import textwrap
@@ -14,13 +15,12 @@ import numpy as np
 from rlstack.math.intervals import Band
 from rlstack.programs.config.encoding import to_json
 from rlstack.programs.config.env_config import Option
-from rlstack.programs.study.optuna import Row
-from rlstack.programs.study.space import Choices
-from rlstack.programs.study.sweep import Sweep
-from rlstack.programs.study.trials import short_names
+from rlstack.programs.study import pbt
+from rlstack.programs.study.space import Range, shown
+from rlstack.programs.study.study import SearchConfig, Study, Trial, finished, short_names
 from rlstack.programs.tools.charts import Curve, Lines, Points
-from rlstack.programs.tools.report import page, tables
-from rlstack.programs.tools.report.report import named
+from rlstack.programs.tools.report import Pictures, page, tables
+from rlstack.programs.tools.report import report as reports
 from rlstack.programs.tools.report.tables import Table
 from rlstack.storage import files
 
@@ -30,105 +30,121 @@ _CURVES = 10  # number of curves, those of the best trials
 _ERROR = 160  # characters of an error in the table
 
 
-def write(sweep: Sweep, root: Path, rows: Sequence[Row]) -> str:
-    """Writes the table, the page and the best experiment of a sweep.
+def write(study: Study, root: Path, trials: Sequence[Trial]) -> str:
+    """Writes the table and the page of a study, and the best experiment of a search.
 
     The files contain the directory's name but not its path, so that they can be shared.
 
     Args:
-      sweep: the sweep.
-      root: the directory of the sweep.
-      rows: the sweep's trials so far.
+      study: the study.
+      root: its directory.
+      trials: its trials so far; those of a grid are read from their directories.
 
     Returns:
-      The text of the table, with a command that can be run here.
+      The text to print, with a command that can be run here; "" if no run has finished.
     """
-    best = best_of(rows)
-    if best is not None:
-        files.write(root / BEST, to_json(sweep.with_values(best.values)))
-    ((name, _),) = named([root])
-    files.write(root / FILE, _markdown(sweep, rows, name) + "\n")
-    intro = _summary(rows, best)
-    if best is not None:
-        intro += f" To train its values: {command(name)}"
-    title, table = _title(sweep), _table(sweep, rows)
-    files.write(
-        (root / FILE).with_suffix(".html"),
-        page.html(title, intro, _plots(sweep, rows), [("Trials", table)]),
-    )
-    near = os.path.relpath(root)
-    return _markdown(sweep, rows, str(root) if near.startswith("..") else near)
-
-
-def best_of(rows: Sequence[Row]) -> Row | None:
-    """Returns the complete trial with the highest return; None if no trial is complete."""
-    complete = [row for row in rows if row.state == "complete" and row.value is not None]
-    return max(complete, key=_value, default=None)
-
-
-def command(directory: str) -> str:
-    """Returns the command that trains the best values of the sweep in a directory."""
-    return f"rlstack train {shlex.quote(os.path.join(directory, BEST))}"
+    if isinstance(study.scheduler, SearchConfig):
+        return _write_search(study, root, trials)
+    name = root.resolve().name
+    if study.is_grid:
+        groups, command = finished(root), f"rlstack report {name}"
+    else:
+        done: list[str | Path] = [root / trial.name for trial in trials if trial.result is not None]
+        groups = {f"{study.base.preset} population": done} if done else {}
+        command = f"rlstack train --resume {name}"
+    if not groups:
+        return ""
+    pictures: Pictures = "png" if importlib.util.find_spec("matplotlib") else "none"
+    made, path = reports.make([("", groups)]), root / FILE
+    reports.write_markdown(made, path, command, pictures)
+    reports.write_page(made, path.with_suffix(".html"), command)
+    if study.is_grid:
+        return f"\n{tables.markdown(tables.of_groups(made.groups))}\n\n{path}"
+    lineage = pbt.read_lineage(root, study)
+    members = tables.markdown(_table(study, trials))
+    text = f"\n## Members\n\nThey copied each other, so none can be repeated alone.\n\n{members}\n"
+    if lineage.copies:
+        text += f"\n## Lineage\n\n{tables.markdown(_copies(study, lineage))}\n"
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(text)
+    best = max(trials, key=_value)
+    counts = f"{lineage.selections} selections, {len(lineage.copies)} copies"
+    return f"\n{members}\n\n{counts}; the best is {root / best.name}\n{path}"
 
 
 def text_of(values: Mapping[str, Option]) -> str:
     """Returns values in one line."""
-    return " ".join(
-        f"{name}={_text(value)}"
-        for name, value in zip(short_names(values), values.values(), strict=True)
-    )
+    names = short_names(values)
+    return " ".join(f"{n}={shown(v)}" for n, v in zip(names, values.values(), strict=True))
 
 
-def _title(sweep: Sweep) -> str:
-    return f"Sweep of {sweep.base.preset}"
-
-
-def _markdown(sweep: Sweep, rows: Sequence[Row], directory: str) -> str:
-    """Returns the best trial and the table of all as Markdown, with this name of the directory."""
-    best = best_of(rows)
-    parts = [f"# {_title(sweep)}\n", _summary(rows, best)]
+def _write_search(study: Study, root: Path, trials: Sequence[Trial]) -> str:
+    complete = [one for one in trials if one.state == "complete" and one.value is not None]
+    best = max(complete, key=_value, default=None)
     if best is not None:
-        parts.append(f"\n```sh\n{command(directory)}\n```\n\nAs options: `{_options(best.values)}`")
-    return "\n".join([*parts, "", tables.markdown(_table(sweep, rows))])
+        files.write(root / BEST, to_json(study.experiment(best.values)))
+    ((name, _),) = reports.named([root])
+    path, title, table = root / FILE, f"Sweep of {study.base.preset}", _table(study, trials)
+    intro = _summary(trials, best)
+
+    def markdown(directory: str) -> str:
+        parts = [f"# {title}\n", intro]
+        if best is not None:
+            line = f"As options: `{_options(best.values)}`"
+            parts.append(f"\n```sh\n{_command(directory)}\n```\n\n{line}")
+        return "\n".join([*parts, "", tables.markdown(table)])
+
+    files.write(path, markdown(name) + "\n")
+    train = "" if best is None else f" To train its values: {_command(name)}"
+    plots, sections = _plots(study, complete), [("Trials", table)]
+    files.write(path.with_suffix(".html"), page.html(title, intro + train, plots, sections))
+    near = os.path.relpath(root)
+    return f"\n{markdown(str(root) if near.startswith('..') else near)}\n\n{path}"
 
 
-def _summary(rows: Sequence[Row], best: Row | None) -> str:
-    counts = Counter(row.state for row in rows)
+def _command(directory: str) -> str:
+    """Returns the command that trains the best values of the search in a directory."""
+    return f"rlstack train {shlex.quote(os.path.join(directory, BEST))}"
+
+
+def _summary(trials: Sequence[Trial], best: Trial | None) -> str:
+    counts = Counter(trial.state for trial in trials)
     states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
-    text = f"{len(rows)} trial{'s' if len(rows) != 1 else ''}: {states or 'none has begun'}."
+    text = f"{len(trials)} trial{'s' if len(trials) != 1 else ''}: {states or 'none has begun'}."
     if best is not None:
         text += f" The best is trial {best.number}, with return {_value(best):.1f}."
     return text
 
 
-def _table(sweep: Sweep, rows: Sequence[Row]) -> Table:
+def _table(study: Study, trials: Sequence[Trial]) -> Table:
     """Returns the trials, those with the highest returns first."""
-    names = list(sweep.values)
-    columns = ["trial", *short_names(names), "return", "state", "seconds"]
-    cells = [
-        [
-            str(row.number),
-            *(_text(row.values[name]) if name in row.values else "" for name in names),
-            "" if row.value is None else f"{row.value:.1f}",
-            _state(row),
-            f"{row.seconds:.0f}" if row.seconds else "",
+    is_search, names = isinstance(study.scheduler, SearchConfig), list(study.values)
+    first, last = ("trial", "seconds") if is_search else ("member", "frames")
+
+    def row(trial: Trial) -> list[str]:
+        frames = "" if trial.result is None else str(trial.result.env_frames)
+        return [
+            str(trial.number) if is_search else trial.name,
+            *(shown(trial.values[name]) if name in trial.values else "" for name in names),
+            "" if trial.value is None else f"{trial.value:.1f}",
+            _state(trial),
+            frames if not is_search else f"{trial.seconds:.0f}" if trial.seconds else "",
         ]
-        for row in sorted(rows, key=lambda row: (row.state != "complete", -_value(row), row.number))
-    ]
-    return columns, cells
+
+    ranked = sorted(trials, key=lambda t: (t.state != "complete", -_value(t), t.number))
+    return [first, *short_names(names), "return", "state", last], [row(one) for one in ranked]
 
 
-def _state(row: Row) -> str:
+def _state(trial: Trial) -> str:
     """Returns the state of a trial, with the beginning of its error; its log has all of it."""
-    error = textwrap.shorten(row.error.replace("|", "/"), _ERROR, placeholder=" ...")
-    return f"{row.state}: {error}" if error else row.state
+    error = textwrap.shorten(trial.error.replace("|", "/"), _ERROR, placeholder=" ...")
+    return f"{trial.state}: {error}" if error else trial.state
 
 
-def _plots(sweep: Sweep, rows: Sequence[Row]) -> dict[str, Lines | Points]:
-    complete = [row for row in rows if row.state == "complete"]
+def _plots(study: Study, complete: Sequence[Trial]) -> dict[str, Lines | Points]:
     if not complete:
         return {}
-    best = np.maximum.accumulate([_value(row) for row in complete])
+    best = np.maximum.accumulate([_value(trial) for trial in complete])
     found: dict[str, Lines | Points] = {
         "best": Lines(
             "Best return so far",
@@ -137,23 +153,23 @@ def _plots(sweep: Sweep, rows: Sequence[Row]) -> dict[str, Lines | Points]:
             [_curve("best", np.arange(1, len(best) + 1), best)],
         )
     }
-    for name, values in sweep.values.items():
-        if isinstance(values, Choices):
+    for name, values in study.values.items():
+        if not isinstance(values, Range):
             continue
         points = [
-            (f"trial {row.number}: {_text(row.values[name])}", float(row.values[name]), _value(row))
-            for row in complete
+            (f"trial {t.number}: {shown(t.values[name])}", float(t.values[name]), _value(t))
+            for t in complete
         ]
         found[name] = Points(f"Return by {name}", name, "return", points, values.log)
-    ranked = sorted(complete, key=lambda row: -_value(row))[:_CURVES]
+    ranked = sorted(complete, key=lambda trial: -_value(trial))[:_CURVES]
     curves = [
         _curve(
-            f"trial {row.number}",
-            np.array(list(row.evaluations.keys())),
-            np.array(list(row.evaluations.values())),
+            f"trial {trial.number}",
+            np.array(list(trial.evaluations.keys())),
+            np.array(list(trial.evaluations.values())),
         )
-        for row in ranked
-        if row.evaluations and np.isfinite(list(row.evaluations.values())).all()
+        for trial in ranked
+        if trial.evaluations and np.isfinite(list(trial.evaluations.values())).all()
     ]
     if curves:
         title = f"Evaluations of the best {len(curves)} trials"
@@ -165,8 +181,8 @@ def _curve(name: str, x: np.ndarray, y: np.ndarray) -> Curve:
     return Curve(name, x, Band(y, y, y))
 
 
-def _value(row: Row) -> float:
-    return float("-inf") if row.value is None else row.value
+def _value(trial: Trial) -> float:
+    return float("-inf") if trial.value is None else trial.value
 
 
 def _options(values: Mapping[str, Option]) -> str:
@@ -178,5 +194,17 @@ def _options(values: Mapping[str, Option]) -> str:
     return " ".join(words)
 
 
-def _text(value: Option) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _copies(study: Study, lineage: pbt.Lineage) -> Table:
+    """Returns a row for each copy: when, who, of whom, and the values before and after."""
+    names = short_names(study.values)
+    columns = ["selection", "frames", "member", "score", "copies", "score of it", *names]
+    rows = [
+        [
+            *(str(copy.selection), str(copy.frames)),
+            *(f"member-{copy.member}", shown(copy.score)),
+            *(f"member-{copy.source}", shown(copy.source_score)),
+            *(f"{shown(copy.before[n])} → {shown(copy.after[n])}" for n in study.values),
+        ]
+        for copy in lineage.copies
+    ]
+    return columns, rows

@@ -1,15 +1,17 @@
-"""The values that a sweep may try for an option."""
+"""The values that a study may try for an option: a `Range` of numbers, or a tuple of choices."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
+from rlstack.programs.config import options
 from rlstack.programs.config.env_config import Option
 from rlstack.programs.config.experiment import Experiment
-from rlstack.programs.study.trials import with_option
 
 _FORMS = (
     "LOW HIGH, with log, int or step STEP behind it where wanted, or values to choose from, such "
@@ -38,21 +40,22 @@ class Range:
         if self.whole and not all(number == int(number) for number in (*ends, self.step)):
             raise ValueError(f"must be whole numbers; got {_words(*ends, self.step)}")
 
+    @property
+    def ends(self) -> tuple[Option, Option]:
+        """The lowest and the highest number."""
+        return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
 
-@dataclasses.dataclass(frozen=True)
-class Choices:
-    """Some values, without an order."""
-
-    values: tuple[Option, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.values) < 2 or len(set(map(repr, self.values))) < len(self.values):
-            raise ValueError(
-                f"must be two or more different values; got {_words(*self.values) or 'none'}"
-            )
+    def fitted(self, number: float) -> float | int:
+        """Returns the value of the range that is nearest to a number."""
+        step = self.step or (1.0 if self.whole else 0.0)
+        if step:
+            steps = round((number - self.low) / step)
+            number = self.low + step * min(max(steps, 0), int((self.high - self.low) / step))
+        number = min(max(number, self.low), self.high)
+        return round(number) if self.whole else number
 
 
-Values = Range | Choices
+Values = Range | tuple[Option, ...]
 
 
 def from_words(
@@ -76,7 +79,7 @@ def from_words(
         values = _parsed(words)
     except ValueError as error:
         raise ValueError(f"{flag} {name}: {error}. Give {_FORMS}.") from None
-    if isinstance(values, Range) and not values.whole and _takes_integers(name, values, base):
+    if isinstance(values, Range) and type(options.value_of(base, name)) is int:
         try:
             values = dataclasses.replace(values, whole=True)
         except ValueError as error:
@@ -87,28 +90,61 @@ def from_words(
 
 def check(name: str, values: Values, base: Experiment, flag: str = "--space") -> None:
     """Raises a ValueError if the experiment has no such option, or it does not take the values."""
-    ends = (values.low, values.high) if isinstance(values, Range) else values.values
-    for value in ends:
-        whole = isinstance(values, Range) and values.whole
-        with_option(base, name, int(value) if whole else value, flag)
+    for value in values.ends if isinstance(values, Range) else values:
+        options.replaced(base, name, value, flag)
 
 
-def to_tree(values: Values) -> dict[str, Any]:
-    """Returns values as JSON has them."""
-    return dataclasses.asdict(values)
+def require_distinct(name: str, values: Sequence[Any], text: Callable[[Any], str]) -> None:
+    """Raises a ValueError unless there are one or more values, of which all texts differ."""
+    if not values or len(set(map(repr, values))) < len(values):
+        raise ValueError(
+            f"Study: {name} must be one or more different values; got "
+            f"{' '.join(map(str, values)) or 'none'}."
+        )
+    seen: dict[str, Any] = {}
+    for value in values:
+        if (found := text(value)) in seen:
+            raise ValueError(
+                f"Study: {name} must have different names, because each run has a directory of "
+                f"this name; {seen[found]!r} and {value!r} are both {found}."
+            )
+        seen[found] = value
 
 
-def from_tree(tree: Mapping[str, Any]) -> Values:
-    """Returns the values that `to_tree` described."""
-    return Choices(tuple(tree["values"])) if "values" in tree else Range(**tree)
+def to_tree(values: Values) -> Any:
+    """Returns values in their JSON form: a list of choices, or the fields of a range."""
+    return dataclasses.asdict(values) if isinstance(values, Range) else list(values)
+
+
+def from_tree(tree: Any) -> Values:
+    """Returns values from their JSON form: a list, the fields of a range, or an older form."""
+    if isinstance(tree, dict):
+        return tuple(tree["values"]) if "values" in tree else Range(**tree)
+    return tuple(tree)
+
+
+def draw(values: Values, rng: np.random.Generator) -> Option:
+    """Returns a value of a range or one of the choices, each with the same probability."""
+    if not isinstance(values, Range):
+        return values[int(rng.integers(len(values)))]
+    if values.log:
+        return values.fitted(float(np.exp(rng.uniform(np.log(values.low), np.log(values.high)))))
+    return values.fitted(float(rng.uniform(values.low, values.high)))
+
+
+def shown(value: Option) -> str:
+    """Returns a value as tables show it."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _parsed(words: Sequence[Option]) -> Values:
-    if list(words[:1]) == ["choice"]:
-        return Choices(tuple(words[1:]))
     low, high, *rest = words if len(words) >= 2 else (*words, "", "")
     if not (_is_number(low) and _is_number(high)) or (rest and _is_number(rest[0])):
-        return Choices(tuple(words))
+        choices = tuple(words[1:] if list(words[:1]) == ["choice"] else words)
+        if len(choices) < 2 or len(set(map(repr, choices))) < len(choices):
+            got = _words(*choices) or "none"
+            raise ValueError(f"must be two or more different values; got {got}")
+        return choices
     given: dict[str, Any] = {}
     while rest:
         word = rest.pop(0)
@@ -123,14 +159,6 @@ def _parsed(words: Sequence[Option]) -> Values:
 
 def _is_number(word: Option) -> bool:
     return isinstance(word, int | float) and not isinstance(word, bool)
-
-
-def _takes_integers(name: str, values: Range, base: Experiment) -> bool:
-    """Whether the option's value in the base experiment is an integer."""
-    config: Any = base
-    for field in name.replace("-", "_").split("."):
-        config = config.get(field) if isinstance(config, dict) else getattr(config, field, None)
-    return isinstance(config, int) and not isinstance(config, bool)
 
 
 def _words(*values: Option) -> str:

@@ -25,8 +25,8 @@ from rlstack.programs.run.fused_set import FusedSet
 from rlstack.programs.run.host import HostLoop
 from rlstack.programs.session.result import read_result
 from rlstack.programs.session.run_dir import RunDir
-from rlstack.programs.study import study
-from rlstack.programs.study.trials import RunSet
+from rlstack.programs.study import train as studies
+from rlstack.programs.study.study import Study
 from rlstack.replay import ReplayConfig
 from rlstack.storage import checkpoint
 from tests.fused.cases import STAY, called, close, cover, mixed, on_policy, throws
@@ -257,5 +257,5 @@ def test_batches_must_fit_the_rows_of_a_policy():
 
 @pytest.mark.slow
 def test_several_seeds_of_a_set_run_one_after_the_other(tmp_path):
-    ended = study.run(RunSet(mixed(frames=300), (1, 2)), tmp_path / "set", stream=io.StringIO())
+    ended = studies.run(Study(mixed(frames=300), (1, 2)), tmp_path / "set", stream=io.StringIO())
     assert [set(one.result.policies) for one in ended] == 2 * [{"actor", "deep"}]

@@ -45,7 +45,7 @@ class Dashboard:
         """Creates the dashboard; `state` reads the runs.
 
         Args:
-          root: the directory of a run, a set or a sweep, or a folder that holds some or none yet.
+          root: the directory of a run or a study, or a folder that holds some or none yet.
           limit: most runs to show: those with the newest logs.
           clock: returns seconds.
 
@@ -57,7 +57,7 @@ class Dashboard:
             raise ValueError(f"--limit must be at least 1; got {limit}")
         if not root.is_dir():
             raise RunDirError(
-                f"{root} must be the directory of a run, a set or a sweep, or a folder that holds "
+                f"{root} must be the directory of a run or a study, or a folder that holds "
                 "some; there is no such directory"
             )
         self._root, self._limit, self._clock = root.absolute(), limit, clock

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from rlstack.programs.__main__ import main
-from rlstack.programs.cli.options import nearest_option, whole_number
+from rlstack.programs.cli.options import whole_number
+from rlstack.programs.config.options import nearest
 from rlstack.storage import checkpoint
 
 pytestmark = pytest.mark.timeout(60)
@@ -209,4 +210,4 @@ def test_other_numbers_are_refused(text):
 
 
 def test_an_option_like_nothing_has_no_suggestion():
-    assert nearest_option("--zzzz", ["--frames", "--seed"]) == ""
+    assert nearest("--zzzz", ["--frames", "--seed"]) == ""

@@ -6,10 +6,11 @@ import subprocess
 import pytest
 
 from rlstack.programs.__main__ import main
-from rlstack.programs.cli import completion, help
-from rlstack.programs.cli.options import printed_help
+from rlstack.programs.cli import completion, component_options, help
+from rlstack.programs.cli.train import _TrainOptions
+from rlstack.programs.config.experiment import agents_of
 from rlstack.programs.config.presets import preset
-from rlstack.programs.study.population import PbtConfig
+from rlstack.programs.study.study import PbtConfig
 
 
 def shown(capsys, *args):
@@ -58,13 +59,23 @@ def test_an_unknown_group_is_one_line(capsys):
 )
 def test_completion_and_groups_have_the_options_of_the_parser(name, capsys):
     text = shown(capsys, name, "--help-all")
-    groups = help.parse(text)
-    parsed = [f"--{option.name}" for group in groups for option in group.options]
     own = ["--run-dir", "--seeds", "--jobs", "--profile", "--dry-run", "--population", "--logger"]
     own += [f"--pbt.{field.name}" for field in dataclasses.fields(PbtConfig)]
-    assert sorted(parsed) == sorted([*own, *completion.option_names(preset(name))])
     lines = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
-    assert sorted(line for line in lines if line.strip("-")) == sorted(parsed)
+    names = sorted(line for line in lines if line.strip("-"))
+    assert names == sorted([*own, *completion.option_names(preset(name))])
+    # The groups are read from the configs, and the text comes from the parser.
+    experiment = component_options.fill_all(preset(name))
+    with agents_of(experiment):
+        groups = help.groups_of(_TrainOptions(experiment))
+    assert sorted(f"--{option.name}" for group in groups for option in group.options) == names
+    flat = " ".join(text.split())
+    for option in (option for group in groups for option in group.options):
+        assert option.text in flat
+        default = f"(default: {option.default})" if option.default else f"--{option.name} "
+        assert default in flat
+        choices = f"--{option.name}{{{','.join(option.choices)}}}"
+        assert not option.choices or choices in "".join(text.split())
 
 
 def completed(script, *words):
@@ -91,11 +102,3 @@ def test_bash_completes_commands_presets_and_options(capsys):
     assert completed(script, "rlstack", "train", "cartpole-dqn", "--see") == ["--seed", "--seeds"]
     assert main(["completion", "zsh"]) == 0
     assert "bashcompinit" in capsys.readouterr().out
-
-
-def test_printed_help_is_what_was_printed_until_the_command_ended():
-    def print_help():
-        print("text")
-        raise SystemExit(0)
-
-    assert printed_help(print_help) == "text\n"

@@ -18,7 +18,7 @@ from rlstack.programs.program.launch.launchpad import titled as titled_script
 from rlstack.programs.program.topologies import graph_of
 from rlstack.programs.session import module_path
 from rlstack.programs.session.run_dir import RunDir
-from rlstack.programs.study import executors
+from rlstack.programs.study import processes as trials
 from tests.programs.launched import FAST, Launched
 from tests.programs.running import nothing_left, ppo
 
@@ -120,7 +120,7 @@ def test_actors_wait_for_a_learner_that_starts_late(tmp_path, monkeypatch):
         assert program.failures() == []
 
 
-@pytest.mark.parametrize("code", [launcher.LOCAL, launch.MANAGER, executors._MAIN])
+@pytest.mark.parametrize("code", [launcher.LOCAL, launch.MANAGER, trials._MAIN])
 def test_a_process_removes_no_entry_of_pythonpath(code, monkeypatch):
     """With PYTHONSAFEPATH there is no entry for the current directory that `python -c` added."""
     begins, _, _ = code.partition("from ")

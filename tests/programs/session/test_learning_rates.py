@@ -17,8 +17,8 @@ from rlstack.programs.config.fused_config import FusedConfig
 from rlstack.programs.config.member_config import MemberConfig
 from rlstack.programs.run import train
 from rlstack.programs.session.endings import LearningRates, expected_frames
-from rlstack.programs.study import study
-from rlstack.programs.study.trials import RunSet
+from rlstack.programs.study import train as studies
+from rlstack.programs.study.study import Study
 from rlstack.storage.loggers import JsonlLogger
 from tests.programs.multi_policy import cases
 from tests.programs.running import TOPOLOGIES, metrics, nothing_left, ppo, small
@@ -223,7 +223,7 @@ def test_a_finished_run_that_gets_more_frames_is_told_of_the_end_of_its_schedule
 def test_seeds_in_one_program_tell_it_once(tmp_path):
     stream = io.StringIO()
     base = of_optimizer("fused", falling(40))
-    study.run(RunSet(base, (1, 2)), tmp_path / "set", stream=stream)
+    studies.run(Study(base, (1, 2)), tmp_path / "set", stream=stream)
     assert len(told(stream.getvalue())) == 1
 
 

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-# The arguments are those of rlstack.programs.study.child, and the interpreter is that of the tests.
+# The arguments are those of rlstack.programs.study.processes; the interpreter is that of the tests.
 MAIN = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import fake_trainer; "
 MAIN += "fake_trainer.main()"
 
@@ -24,8 +24,8 @@ MAIN += "fake_trainer.main()"
 def main():
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # end with the parent
     root = Path(sys.argv[1])
-    content = json.loads((root / "set.json").read_text())
-    ((name, (value,)),) = content["vary"].items()
+    content = json.loads((root / "study.json").read_text())
+    ((name, (value,)),) = content["values"].items()
     text = f"{value:g}" if float(f"{value:g}") == value else str(value)
     folder = root.parent.parent
     behaviour = json.loads((folder / "behaviour.json").read_text()).get(root.name, "")

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from rlstack.programs.cli.commands import main
-from rlstack.programs.study import search, study, sweep
-from rlstack.programs.study import trials as members
-from rlstack.programs.study.space import Choices, Range
+from rlstack.programs.study import study, train
+from rlstack.programs.study.space import Range
+from rlstack.programs.study.study import SearchConfig
 from tests.docs.pages import ROOT, blocks
 from tests.programs.running import nothing_left
 
@@ -28,17 +28,16 @@ SMALL = (
 def asked(monkeypatch):
     """What the command would run, with its options."""
     found = []
-    for room in (study, search):
-        monkeypatch.setattr(room, "run", lambda *args, **options: found.append((*args, options)))
-        monkeypatch.setattr(room, "resume", lambda *args, **options: found.append((*args, options)))
+    for name in ("run", "resume"):
+        monkeypatch.setattr(train, name, lambda *args, **options: found.append((*args, options)))
     return found
 
 
-def test_a_grid_is_a_set_of_runs(asked, tmp_path):
+def test_a_grid_has_each_value_and_seed(asked, tmp_path):
     words = ["--vary", RATE, "1e-3", "3e-3", "--seeds", "3", "--jobs", "2"]
     assert main("sweep", ["cartpole-ppo", *words, "--run-dir", str(tmp_path)]) == 0
-    ((run_set, path, options),) = asked
-    assert (run_set.seeds, dict(run_set.vary)) == ((1, 2, 3), {RATE: (1e-3, 3e-3)})
+    ((made, path, options),) = asked
+    assert (made.seeds, dict(made.values)) == ((1, 2, 3), {RATE: (1e-3, 3e-3)})
     assert (path, options) == (tmp_path, {"jobs": 2})
     assert main("sweep", ["cartpole-ppo", "--seeds", "7", "9"]) == 0
     assert asked[1][0].seeds == (7, 9)
@@ -50,9 +49,10 @@ def test_a_search_has_ranges_and_choices(asked):
     ((made, path, options),) = asked
     assert made.values == {
         RATE: Range(1e-5, 1e-2, log=True),
-        "network.torso": Choices(("mlp", "nature")),
+        "network.torso": ("mlp", "nature"),
     }
-    assert (made.trials, made.prunes, made.seeds, made.base.frames) == (20, False, (4,), 10_000)
+    assert made.scheduler == SearchConfig(20, prunes=False)
+    assert (made.seeds, made.base.frames) == ((4,), 10_000)
     assert (path, options) == (None, {"jobs": 1})
 
 
@@ -85,7 +85,7 @@ def test_a_search_has_ranges_and_choices(asked):
 def test_mistakes_are_one_line(words, text, asked, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x").mkdir()
-    (tmp_path / "x" / members.FILE).write_text("{}")
+    (tmp_path / "x" / study.FILE).write_text("{}")
     assert main("sweep", words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert text in line and not asked
@@ -119,7 +119,7 @@ def test_an_array_has_a_task_for_each_run_of_a_grid(tmp_path, capsys):
     text = script_of(capsys, *words)
     assert "#SBATCH --array=1-4%3\n" in text
     assert f"sweep --resume {shlex.quote(str(root))} --task" in text
-    assert members.is_set(root)
+    assert study.is_study(root)
     assert (root / "slurm.sh").read_text() == text.partition("# sbatch")[0]
 
 
@@ -128,7 +128,7 @@ def test_the_tasks_of_a_search_share_its_trials(tmp_path, capsys):
     root = tmp_path / "sweep"
     text = script_of(capsys, *SPACE, "--trials", "20", "--run-dir", str(root))
     assert "#SBATCH --array=1-4\n" in text and "--task" not in text
-    assert (root / sweep.FILE).exists() and (root / "study.db").exists()
+    assert (root / study.FILE).exists() and (root / "study.db").exists()
 
 
 def test_submit_gives_the_script_to_sbatch(tmp_path, capsys, monkeypatch):

@@ -19,12 +19,11 @@ from rlstack.programs.config.stop_config import StopConfig
 from rlstack.programs.run.train import Opened
 from rlstack.programs.session.result import Result
 from rlstack.programs.session.signals import Interrupted
-from rlstack.programs.study import loops, pbt, populations
-from rlstack.programs.study import population_apart as members_apart
-from rlstack.programs.study.pbt import Copy
-from rlstack.programs.study.population import PbtConfig, Population, draw, fitted, read
-from rlstack.programs.study.space import Choices, Range
-from rlstack.programs.study.trials import FailedRunsError
+from rlstack.programs.study import executors, pbt, train, vmapped
+from rlstack.programs.study.executors import Work
+from rlstack.programs.study.pbt import Copy, Lineage
+from rlstack.programs.study.space import Range, draw
+from rlstack.programs.study.study import FailedTrialsError, PbtConfig, Study, read
 from rlstack.storage import checkpoint, checkpoint_parts
 from tests.fused.test_fused_run import dqn, ppo
 from tests.programs.running import metrics, nothing_left, params
@@ -35,7 +34,7 @@ RATES = {RATE: Range(1e-5, 1e-1, log=True)}
 
 def population(base=None, size=4, vary=RATES, **pbt):
     base = base or ppo(updates=0, frames=2_000, checkpoint_period=600)
-    return Population(base, size, vary, PbtConfig(**{"period": 300, **pbt}))
+    return Study(base, tuple(range(1, 1 + size)), vary, PbtConfig(**{"period": 300, **pbt}))
 
 
 def select(scores, values=None, found=None, number=1):
@@ -70,7 +69,7 @@ def test_changed_values_stay_in_their_ranges():
     spaces = {
         RATE: Range(1e-3, 2e-3),
         "agent.num_epochs": Range(1, 4, whole=True),
-        "agent.gae_lambda": Choices((0.5, 0.9)),
+        "agent.gae_lambda": (0.5, 0.9),
     }
     found = population(vary=spaces, resample=0.3)
     before = {RATE: 2e-3, "agent.num_epochs": 1, "agent.gae_lambda": 0.5}
@@ -79,19 +78,22 @@ def test_changed_values_stay_in_their_ranges():
     assert {type(values["agent.num_epochs"]) for values in seen} == {int}
     assert {values["agent.num_epochs"] for values in seen} == {1, 2, 3, 4}
     assert {values["agent.gae_lambda"] for values in seen} == {0.5, 0.9}
-    assert fitted(Range(0, 10, step=2.5), 6.0) == 5.0
+    assert Range(0, 10, step=2.5).fitted(6.0) == 5.0
     rng = np.random.default_rng(1)
     drawn = [math.log10(draw(Range(1e-6, 1e-2, log=True), rng)) for _ in range(2_000)]
     assert abs(np.mean(drawn) + 4) < 0.15 and min(drawn) < -5.9 and max(drawn) > -2.1
 
 
 def test_members_begin_with_their_own_values_or_with_the_given_one():
-    drawn = population().first_values()
-    assert len({values[RATE] for values in drawn}) == 4 and drawn == population().first_values()
+    drawn = Lineage.new(population()).values
+    assert (
+        len({values[RATE] for values in drawn}) == 4 and drawn == Lineage.new(population()).values
+    )
     base = population().base
-    given = population(start="given").first_values()
+    given = Lineage.new(population(start="given")).values
     assert given == [{RATE: base.agent.optimizer.learning_rate}] * 4
-    assert [population().experiment(i, drawn[i]).seed for i in (0, 3)] == [1, 4]
+    members = Lineage.new(population()).members(population())
+    assert [member.seed for member in members] == [1, 2, 3, 4]
 
 
 def test_what_cannot_be_a_population_is_refused(capsys):
@@ -149,7 +151,7 @@ def trained(tmp_path_factory):
     root = tmp_path_factory.mktemp("populations") / "population"
     out = io.StringIO()
     with nothing_left():
-        ended = populations.run(population(), root, stream=out)
+        ended = train.run(population(), root, stream=out)
     return root, ended, out.getvalue()
 
 
@@ -165,15 +167,17 @@ def test_members_copy_each_other_in_one_program(trained):
     assert "## Lineage" in report and "| member-3 |" in report
     assert "the best is" in text
     for i, one in enumerate(ended):
-        config = json.loads((one.path / "config.json").read_text())
+        config = json.loads((root / one.name / "config.json").read_text())
         assert config["agent"]["optimizer"]["learning_rate"] == found.values[i][RATE]
         assert one.values == found.values[i] and one.result.seed == 1 + i
         logged = [
-            line["population/score"] for line in metrics(one.path) if "population/score" in line
+            line["population/score"]
+            for line in metrics(root / one.name)
+            if "population/score" in line
         ]
         assert logged
     out = io.StringIO()
-    assert populations.resume(root, stream=out) == ended and "has finished" in out.getvalue()
+    assert train.resume(root, stream=out) == ended and "has finished" in out.getvalue()
     newest = found.copies[-1]
     assert newest.score < newest.source_score and 1e-5 <= newest.after[RATE] <= 1e-1
 
@@ -185,7 +189,7 @@ def test_a_resumed_population_is_the_same_bit_for_bit(
     trained, tmp_path, monkeypatch, interrupted_at
 ):
     calls = []
-    call = loops.Group.call
+    call = vmapped.Group.call
 
     def interrupting(self, *args):
         calls.append(args)
@@ -196,15 +200,15 @@ def test_a_resumed_population_is_the_same_bit_for_bit(
     root = tmp_path / "population"
     short = population(ppo(updates=0, frames=2_000, checkpoint_period=600))
     with monkeypatch.context() as patch:
-        patch.setattr(loops.Group, "call", interrupting)
+        patch.setattr(vmapped.Group, "call", interrupting)
         with pytest.raises(Interrupted):
-            populations.run(short, root, stream=io.StringIO())
-    ended = populations.resume(root, stream=io.StringIO())
+            train.run(short, root, stream=io.StringIO())
+    ended = train.resume(root, stream=io.StringIO())
     whole, others, _ = trained
-    assert pbt.read_lineage(root, short).copies == pbt.read(whole, short).copies
+    assert pbt.read_lineage(root, short).copies == pbt.read_lineage(whole, short).copies
     for one, other in zip(ended, others, strict=True):
         assert one.result.env_frames == other.result.env_frames
-        for x, y in zip(params(one.path), params(other.path), strict=True):
+        for x, y in zip(params(root / one.name), params(trained[0] / other.name), strict=True):
             np.testing.assert_array_equal(x, y)
 
 
@@ -222,21 +226,21 @@ def test_a_killed_population_goes_on_from_what_all_members_have(trained, tmp_pat
     with monkeypatch.context() as patch:
         patch.setattr(pbt.Lineage, "write", killed)
         with pytest.raises(KeyboardInterrupt):
-            populations.run(population(), root, stream=io.StringIO())
+            train.run(population(), root, stream=io.StringIO())
     assert pbt.read_lineage(root, population()).selections == 3
-    ended = populations.resume(root, stream=io.StringIO())
+    ended = train.resume(root, stream=io.StringIO())
     for one, other in zip(ended, trained[1], strict=True):
-        for x, y in zip(params(one.path), params(other.path), strict=True):
+        for x, y in zip(params(root / one.name), params(trained[0] / other.name), strict=True):
             np.testing.assert_array_equal(x, y)
 
 
 @pytest.mark.slow
 @pytest.mark.chosen
 def test_members_that_diverge_copy_others(tmp_path):
-    found = population(vary={RATE: Choices((1e-3, 1e30))}, resample=0.0)
-    rates = [values[RATE] for values in found.first_values()]
+    found = population(vary={RATE: (1e-3, 1e30)}, resample=0.0)
+    rates = [values[RATE] for values in Lineage.new(found).values]
     assert set(rates) == {1e-3, 1e30}
-    ended = populations.run(found, tmp_path / "population", stream=io.StringIO())
+    ended = train.run(found, tmp_path / "population", stream=io.StringIO())
     assert all(one.result.env_frames >= 2_000 for one in ended)
     assert {one.values[RATE] for one in ended} == {1e-3}
 
@@ -244,8 +248,21 @@ def test_members_that_diverge_copy_others(tmp_path):
 @pytest.mark.slow
 def test_dqn_in_a_population(tmp_path):
     found = population(dqn(updates=0, frames=2_000), size=2, fraction=0.5)
-    ended = populations.run(found, tmp_path / "population", stream=io.StringIO())
+    ended = train.run(found, tmp_path / "population", stream=io.StringIO())
     assert all(one.result.env_frames >= 2_000 for one in ended)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_members_whose_options_cannot_be_traced_train_as_the_runs_of_a_grid(tmp_path):
+    base = ppo(updates=0, frames=600)
+    found = population(base, size=3, vary={**RATES, "agent.num_epochs": (1, 2)}, fraction=0.5)
+    root, out = tmp_path / "population", io.StringIO()
+    ended = train.run(found, root, stream=out)
+    assert out.getvalue().count("there is one for each value of agent.num_epochs") == 2
+    assert [one.name for one in ended] == ["member-0", "member-1", "member-2"]
+    assert all(one.result.env_frames >= 600 for one in ended)
+    assert pbt.read_lineage(root, read(root)).selections == 1
 
 
 def apart(size=2, **changes):
@@ -257,14 +274,14 @@ def test_a_population_whose_members_were_not_all_made_has_all_when_it_is_resumed
     tmp_path, monkeypatch
 ):
     """The command was killed while it made them."""
-    monkeypatch.setattr(populations, "_train", lambda *_: [])
+    monkeypatch.setattr(pbt, "_train_apart", lambda *_: [])
     root = tmp_path / "population"
-    populations.run(apart(size=3), root, stream=io.StringIO())
+    train.run(apart(size=3), root, stream=io.StringIO())
     configs = [(root / f"member-{i}" / "config.json").read_text() for i in range(3)]
     for i in (1, 2):
         shutil.rmtree(root / f"member-{i}")
     (root / "member-1").mkdir()
-    populations.resume(root, stream=io.StringIO())
+    train.resume(root, stream=io.StringIO())
     assert configs == [(root / f"member-{i}" / "config.json").read_text() for i in range(3)]
 
 
@@ -280,21 +297,20 @@ def test_members_apart_get_all_budgets(tmp_path, monkeypatch, jobs):
         given.append((path.name, budgets))
         yield Opened(None, None, result=RESULT._replace(env_frames=budgets["frames"]))
 
-    def run(root, names, budgets, *_):
-        for name in names:
-            with opened(root / name, budgets):
-                yield name, ""
+    def in_processes(work, trials, budgets):
+        for trial in trials:
+            with opened(work.root / trial.name, budgets):
+                yield trial.ended("it left no result")
 
     monkeypatch.setattr("rlstack.programs.run.train.earlier_run", opened)
-    monkeypatch.setattr("rlstack.programs.study.executors.run", run)
-    monkeypatch.setattr(populations, "_report", lambda *_: None)
-    monkeypatch.setattr(members_apart, "read_result", lambda _: None)
+    monkeypatch.setattr(executors, "_in_processes", in_processes)
+    monkeypatch.setattr(train, "_report", lambda *_, **__: None)
     root = tmp_path / "population"
-    with contextlib.suppress(FailedRunsError):  # no process has left a result
-        populations.run(apart(), root, jobs=jobs, stream=io.StringIO())
+    with contextlib.suppress(FailedTrialsError):  # no process has left a result
+        train.run(apart(), root, jobs=jobs, stream=io.StringIO())
     given.clear()
-    with contextlib.suppress(FailedRunsError):
-        populations.resume(root, {"updates": 7, "hours": 0.5}, jobs=jobs, stream=io.StringIO())
+    with contextlib.suppress(FailedTrialsError):
+        train.resume(root, {"updates": 7, "hours": 0.5}, jobs=jobs, stream=io.StringIO())
     assert given[-2:] == [
         (f"member-{i}", {"frames": 900, "updates": 7, "hours": 0.5}) for i in range(2)
     ]
@@ -304,21 +320,26 @@ def test_members_apart_that_have_ended_take_no_part_in_selections(tmp_path, monk
     ends = {"member-1": "stop.patience: 3", "member-2": "updates"}
     trained = []
 
-    def train_to(names, root, budgets, *_):
-        trained.append(names)
-        for name in names:
-            by = ends.get(name, "frames")
-            frames = 250 if name in ends else budgets["frames"]
+    def train_to(work, trials, budgets):
+        trained.append([trial.name for trial in trials])
+        for trial in trials:
+            by = ends.get(trial.name, "frames")
+            frames = 250 if trial.name in ends else budgets["frames"]
             steps = 9 if by == "updates" else 1
-            yield name, RESULT._replace(env_frames=frames, learner_steps=steps, ended_by=by)
+            result = RESULT._replace(env_frames=frames, learner_steps=steps, ended_by=by)
+            yield trial.ended(result)
 
-    monkeypatch.setattr(members_apart, "_trained", train_to)
-    monkeypatch.setattr(members_apart, "_copy", lambda *_: None)
+    monkeypatch.setattr(executors, "train", train_to)
+    monkeypatch.setattr(pbt, "_copy", lambda *_: None)
     found = apart(size=4, updates=9)
     state = pbt.Lineage.new(found)
     state.scores = [3.0, 9.0, 0.0, 5.0]
-    outcomes = members_apart.train(found, state, tmp_path, 1, None, io.StringIO(), {})
-    assert [outcome.env_frames for outcome in outcomes] == [900, 250, 250, 900]
+    state.write(tmp_path)
+    for member in state.members(found):
+        (tmp_path / member.name).mkdir()
+        (tmp_path / member.name / "config.json").write_text("{}")
+    ended = pbt.train(Work(found, tmp_path, io.StringIO()), {})
+    assert [one.result.env_frames for one in ended] == [900, 250, 250, 900]
     left = ["member-0", "member-3"]
     assert trained == [[f"member-{i}" for i in range(4)], left, left]
 
@@ -327,22 +348,22 @@ def test_members_apart_that_have_ended_take_no_part_in_selections(tmp_path, monk
 def test_members_apart_end_by_other_budgets_and_by_stop_rules(tmp_path):
     """Then a new budget lets them go on."""
     root = tmp_path / "population"
-    ended = populations.run(apart(updates=2), root, stream=io.StringIO())
+    ended = train.run(apart(updates=2), root, stream=io.StringIO())
     assert {(one.result.ended_by, one.result.learner_steps) for one in ended} == {("updates", 2)}
     out = io.StringIO()
-    assert populations.resume(root, stream=out) == ended and "has finished" in out.getvalue()
-    longer = populations.resume(root, {"updates": 3}, stream=io.StringIO())
+    assert train.resume(root, stream=out) == ended and "has finished" in out.getvalue()
+    longer = train.resume(root, {"updates": 3}, stream=io.StringIO())
     assert {(one.result.ended_by, one.result.learner_steps) for one in longer} == {("updates", 3)}
     stop = {
         "stop": StopConfig(return_reached=-1e9),
         "evaluator": EvaluatorConfig(episodes=2, num_envs=2, period=200),
     }
     root = tmp_path / "stopped"
-    ended = populations.run(apart(**stop), root, stream=io.StringIO())
+    ended = train.run(apart(**stop), root, stream=io.StringIO())
     assert all(one.result.ended_by.startswith("stop.return_reached") for one in ended)
     assert all(one.result.env_frames < 300 for one in ended)
-    assert populations.resume(root, stream=io.StringIO()) == ended
-    longer = populations.resume(root, {"frames": 1_200}, stream=io.StringIO())
+    assert train.resume(root, stream=io.StringIO()) == ended
+    longer = train.resume(root, {"frames": 1_200}, stream=io.StringIO())
     for one, before in zip(longer, ended, strict=True):
         assert before.result.env_frames < one.result.env_frames < 1_200
 
@@ -354,7 +375,7 @@ def test_members_apart_end_by_other_budgets_and_by_stop_rules(tmp_path):
 def test_members_apart_copy_each_other_by_their_checkpoints(tmp_path, jobs):
     root = tmp_path / "population"
     with nothing_left():
-        ended = populations.run(apart(), root, jobs=jobs, stream=io.StringIO())
+        ended = train.run(apart(), root, jobs=jobs, stream=io.StringIO())
     found = pbt.read_lineage(root, read(root))
     assert found.selections == 2 and found.copied
     assert all(one.result.env_frames >= 900 for one in ended)
@@ -362,11 +383,11 @@ def test_members_apart_copy_each_other_by_their_checkpoints(tmp_path, jobs):
     for copy in found.copies:
         assert copy.score < copy.source_score and copy.frames >= 300
     for i, one in enumerate(ended):
-        config = json.loads((one.path / "config.json").read_text())
+        config = json.loads((root / one.name / "config.json").read_text())
         assert config["frames"] == 900
         assert config["agent"]["optimizer"]["learning_rate"] == found.values[i][RATE]
     if jobs == 1:
-        again = populations.resume(root, {"frames": 1_200}, stream=io.StringIO())
+        again = train.resume(root, {"frames": 1_200}, stream=io.StringIO())
         assert all(one.result.env_frames >= 1_200 for one in again)
         assert pbt.read_lineage(root, read(root)).selections == 3
 
@@ -387,8 +408,9 @@ def test_a_population_with_a_far_too_small_learning_rate_solves_cartpole(tmp_pat
     space = {RATE: Range(1e-7, 1e-1, log=True)}
     cfg = PbtConfig(period=4_000, resample=0.5, start="given")
     root = tmp_path / "population"
-    ended = populations.run(Population(base, 8, space, cfg), root, stream=io.StringIO())
-    assert {values[RATE] for values in Population(base, 8, space, cfg).first_values()} == {1e-7}
+    made = Study(base, tuple(range(1, 9)), space, cfg)
+    ended = train.run(made, root, stream=io.StringIO())
+    assert {values[RATE] for values in Lineage.new(made).values} == {1e-7}
     returns = [one.result.eval_return_mean for one in ended]
     assert np.median(returns) >= 475  # what the tuned preset reaches
     assert all(one.result.env_frames < 62_000 for one in ended)

@@ -16,11 +16,10 @@ import pytest
 from rlstack.programs.config.encoding import from_json
 from rlstack.programs.config.presets import preset
 from rlstack.programs.session.signals import Interrupted
-from rlstack.programs.study import executors, report, search
-from rlstack.programs.study import trials as members
-from rlstack.programs.study.optuna import Study
+from rlstack.programs.study import processes, report, study, train
+from rlstack.programs.study.optuna import Database
 from rlstack.programs.study.space import Range
-from rlstack.programs.study.sweep import Sweep
+from rlstack.programs.study.study import FailedTrialsError, SearchConfig, Study
 from tests.programs.running import nothing_left
 from tests.programs.study import fake_trainer
 from tests.programs.tools.report.test_files import Page
@@ -31,18 +30,18 @@ pytestmark = pytest.mark.timeout(60)
 RATE = "agent.optimizer.learning_rate"
 
 
-def sweep(**changes):
+def searched(seeds=(1,), trials=4, **changes):
     values = {RATE: Range(1e-5, 1e-1, log=True)}
-    return Sweep(preset("cartpole-ppo"), values, **{"seeds": (1,), "trials": 4, **changes})
+    return Study(preset("cartpole-ppo"), seeds, values, SearchConfig(trials, **changes))
 
 
 @pytest.fixture
 def begin(tmp_path, monkeypatch):
     """Returns a function that makes a sweep whose trials behave in a given way."""
-    monkeypatch.setattr(executors, "_MAIN", fake_trainer.MAIN)
+    monkeypatch.setattr(processes, "_MAIN", fake_trainer.MAIN)
 
     def made(behaviour=None, **changes):
-        root = search.create(sweep(**changes), tmp_path / "sweep")
+        root = train.create(searched(**changes), tmp_path / "sweep")
         (root / "behaviour.json").write_text(json.dumps(behaviour or {}))
         return root
 
@@ -53,7 +52,7 @@ def go(root, **options):
     """Goes on with a sweep; returns its trials and its output."""
     out = io.StringIO()
     with nothing_left():
-        rows = search.resume(root, stream=out, **options)
+        rows = train.resume(root, stream=out, **options)
     return rows, out.getvalue()
 
 
@@ -106,20 +105,20 @@ def test_a_failed_trial_is_reported_and_does_not_end_the_rest(begin):
     assert "failed: exit code 1: ValueError: this trial / fails |" in (
         (root / "report.md").read_text()
     )
-    assert len(members.find(root)) == 3  # what `rlstack report` shows; one left no result
+    assert len(study.find(root)) == 3  # what `rlstack report` shows; one left no result
     more, _ = go(root, trials=5)
     assert [row.state for row in more][4:] == ["complete"]
 
 
 def test_a_sweep_without_a_complete_trial_is_an_error(begin):
     root = begin({"0": "fail"}, trials=1)
-    with pytest.raises(search.NoTrialError, match="Trial 0: exit code 1: ValueError: this trial"):
+    with pytest.raises(FailedTrialsError, match="Trial 0: exit code 1: ValueError: this trial"):
         go(root)
     assert "1 trial: 1 failed." in (root / "report.md").read_text()
 
 
 def test_values_that_do_not_fit_together_fail_their_trial(begin, monkeypatch):
-    runs = Sweep.runs
+    runs = Study.of_trial
 
     def refusing(self, values):
         if values[RATE] == first:
@@ -127,10 +126,10 @@ def test_values_that_do_not_fit_together_fail_their_trial(begin, monkeypatch):
         return runs(self, values)
 
     root = begin(trials=2)
-    first = Study(sweep(trials=2), root).ask().values[RATE]
-    monkeypatch.setattr(Sweep, "runs", refusing)
-    values = sweep(trials=2)
-    other = search.create(values, root.parent / "other")
+    first = Database(searched(trials=2), root).ask().values[RATE]
+    monkeypatch.setattr(Study, "of_trial", refusing)
+    values = searched(trials=2)
+    other = train.create(values, root.parent / "other")
     (other / "behaviour.json").write_text("{}")
     rows, text = go(other)
     assert [row.state for row in rows] == ["failed", "complete"]
@@ -140,13 +139,13 @@ def test_values_that_do_not_fit_together_fail_their_trial(begin, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.chosen
 def test_a_pruned_trial_is_asked_to_end(begin, monkeypatch):
-    recorded = Study.report
+    recorded = Database.report
 
     def deciding(self, number, evaluation, mean):
         recorded(self, number, evaluation, mean)
         return number == 1
 
-    monkeypatch.setattr(Study, "report", deciding)
+    monkeypatch.setattr(Database, "report", deciding)
     rows, text = go(begin({"1": "wait"}))
     assert [row.state for row in rows] == ["complete", "pruned", "complete", "complete"]
     assert rows[1].value == rows[1].evaluations[1]
@@ -160,7 +159,7 @@ def test_an_interrupted_sweep_goes_on(begin):
     timer = threading.Thread(target=lambda: (_wait_for_trial(root, 1), _interrupt()))
     timer.start()
     with nothing_left(), pytest.raises(Interrupted):
-        search.resume(root, stream=io.StringIO())
+        train.resume(root, stream=io.StringIO())
     timer.join()
     rows, _ = go(root)
     _check_gone_on(root, rows)
@@ -168,9 +167,9 @@ def test_an_interrupted_sweep_goes_on(begin):
 
 KILLED = """
 import json, sys
-from rlstack.programs.study import executors, search
-executors._MAIN = sys.argv[2]
-search.resume(sys.argv[1])
+from rlstack.programs.study import processes, train
+processes._MAIN = sys.argv[2]
+train.resume(sys.argv[1])
 """
 
 
@@ -192,7 +191,7 @@ def test_a_killed_sweep_goes_on_where_it_was(begin):
 def _check_gone_on(root, rows):
     assert [row.state for row in rows] == ["complete", "interrupted", "complete", "complete"]
     assert rows[2].values == rows[1].values
-    assert rows[2].directory == rows[1].directory == "trials/1"
+    assert rows[2].name == rows[1].name == "trials/1"
     assert sorted(path.name for path in (root / "trials").iterdir()) == ["0", "1", "3"]
 
 
@@ -210,4 +209,4 @@ def _interrupt():
 
 def test_jobs_must_be_at_least_one(begin):
     with pytest.raises(ValueError, match="jobs must be at least 1; got 0"):
-        search.resume(begin(), jobs=0)
+        train.resume(begin(), jobs=0)

@@ -1,4 +1,4 @@
-"""Sets of runs in other topologies: one after the other and in processes."""
+"""Grids in other topologies: one after the other and in processes."""
 
 import dataclasses
 import io
@@ -15,8 +15,9 @@ from rlstack.programs.cli.commands import main
 from rlstack.programs.run import train as single
 from rlstack.programs.session.result import Result
 from rlstack.programs.session.run_dir import RunDir
-from rlstack.programs.study import executors, study
-from rlstack.programs.study.trials import FailedRunsError, RunSet
+from rlstack.programs.study import executors, train
+from rlstack.programs.study.executors import Work
+from rlstack.programs.study.study import FailedTrialsError, Study
 from rlstack.storage import checkpoint
 from tests.fused.test_fused_run import ppo as fused
 from tests.programs.running import metrics, nothing_left, ppo
@@ -43,12 +44,12 @@ def test_runs_go_one_after_the_other_and_a_failed_one_does_not_end_the_set(tmp_p
     root = tmp_path / "set"
     with monkeypatch.context() as patch:
         patch.setattr(single, "train_opened", failing)
-        with pytest.raises(FailedRunsError, match=r"1 of 3(?s:.*)RuntimeError: the second"):
-            study.run(RunSet(small(), (1, 2, 3)), root, stream=io.StringIO())
+        with pytest.raises(FailedTrialsError, match=r"1 of 3(?s:.*)RuntimeError: the second"):
+            train.run(Study(small(), (1, 2, 3)), root, stream=io.StringIO())
     assert "| 1: " in (root / "report.md").read_text()
-    ended = study.resume(root, stream=io.StringIO())  # only the second trains
+    ended = train.resume(root, stream=io.StringIO())  # only the second trains
     assert [one.result.seed for one in ended] == [1, 2, 3]
-    assert all((one.path / "metrics.jsonl").exists() for one in ended)
+    assert all((root / one.name / "metrics.jsonl").exists() for one in ended)
     text = (root / "report.md").read_text()
     assert all(f"{seed}: " in text for seed in (1, 2, 3))
 
@@ -73,16 +74,16 @@ def fake_training(patch):
 
 def test_a_run_that_cannot_be_opened_does_not_end_the_others(tmp_path, monkeypatch):
     seeds = fake_training(monkeypatch)
-    root = study.create(RunSet(small(), (1, 2, 3, 4)), tmp_path / "set")
+    root = train.create(Study(small(), (1, 2, 3, 4)), tmp_path / "set")
     for seed in (1, 2):
         (root / f"seed={seed}").mkdir()
     (root / "seed=1" / "config.json").write_text("{")
     (root / "seed=3").write_text("not a directory")
     command = f"--resume {root} tries them again"
     errors = r"seed=1: ValueError: (?s:.*)\nseed=2: RunLockedError: (?s:.*)\nseed=3: RunDirError: "
-    failed = pytest.raises(FailedRunsError, match=f"3 of 4 runs failed.*{command}.\n{errors}")
+    failed = pytest.raises(FailedTrialsError, match=f"3 of 4 runs failed.*{command}.\n{errors}")
     with RunDir(root / "seed=2").claimed(), failed:
-        study.resume(root, stream=io.StringIO())
+        train.resume(root, stream=io.StringIO())
     assert seeds == [4]
 
 
@@ -96,15 +97,15 @@ class Failed:
 @pytest.mark.parametrize("options", [{}, {"jobs": 2, "launch": lambda *_: Failed()}])
 def test_failed_runs_are_told_if_there_can_be_no_report(tmp_path, monkeypatch, options):
     fake_training(monkeypatch)
-    root = study.create(RunSet(small(), (1, 2)), tmp_path / "set")
-    study.resume(root, stream=io.StringIO())
+    root = train.create(Study(small(), (1, 2)), tmp_path / "set")
+    train.resume(root, stream=io.StringIO())
     for seed in (1, 2):
         (root / f"seed={seed}" / "config.json").write_text("{")
         (root / "logs").mkdir(exist_ok=True)
         (root / "logs" / f"seed={seed}").write_text("it is damaged\n")
     out = io.StringIO()
-    with pytest.raises(FailedRunsError, match="2 of 2 runs failed"):
-        study.resume(root, stream=out, **options)
+    with pytest.raises(FailedTrialsError, match="2 of 2 runs failed"):
+        train.resume(root, stream=out, **options)
     assert "there is no new report: ValueError: " in out.getvalue()
 
 
@@ -112,11 +113,11 @@ def test_an_error_of_one_program_does_not_end_the_others(tmp_path, monkeypatch):
     def failing(*_):
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(study.together, "train", failing)
-    members = RunSet(fused(), (1, 2)).members()
-    found = list(study._train_group(tmp_path, members, [], {}, io.StringIO()))
+    monkeypatch.setattr(executors.vmapped, "train", failing)
+    made = Study(fused(), (1, 2))
+    found = list(executors.train(Work(made, tmp_path, io.StringIO()), made.trials(), {}))
     error = "RuntimeError: no memory"
-    assert [(m.name, outcome) for m, outcome in found] == [("seed=1", error), ("seed=2", error)]
+    assert [(t.name, t.error) for t in found] == [("seed=1", error), ("seed=2", error)]
 
 
 def test_a_set_that_was_interrupted_while_its_runs_are_made_can_be_resumed(tmp_path, monkeypatch):
@@ -130,8 +131,8 @@ def test_a_set_that_was_interrupted_while_its_runs_are_made_can_be_resumed(tmp_p
     with monkeypatch.context() as patch:
         patch.setattr(RunDir, "write_config", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            study.run(RunSet(small(), (1, 2, 3)), tmp_path / "set", stream=io.StringIO())
-    ended = study.resume(tmp_path / "set", stream=io.StringIO())
+            train.run(Study(small(), (1, 2, 3)), tmp_path / "set", stream=io.StringIO())
+    ended = train.resume(tmp_path / "set", stream=io.StringIO())
     assert len(ended) == 3 and seeds == [1, 2, 3]
 
 
@@ -180,10 +181,12 @@ def test_runs_are_processes_with_jobs(tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_process_that_fails_is_reported(tmp_path):
-    RunSet(small(), (1, 2)).write(tmp_path)
+    made = Study(small(), (1, 2))
+    made.write(tmp_path)
     (tmp_path / "seed=2").mkdir()
     (tmp_path / "seed=2" / "config.json").write_text("{}")
-    found = dict(executors.run(tmp_path, ["seed=1", "seed=2"], {}, 2, io.StringIO()))
+    work = Work(made, tmp_path, io.StringIO(), jobs=2)
+    found = {trial.name: trial.error for trial in executors.train(work, made.trials(), {})}
     assert found["seed=1"] == ""
     assert found["seed=2"].startswith("exit code 1: ")
 

@@ -7,22 +7,22 @@ import pytest
 
 from rlstack.programs.config.presets import preset
 from rlstack.programs.session.run_dir import RunDir
-from rlstack.programs.study.optuna import Study
-from rlstack.programs.study.space import Choices, Range
-from rlstack.programs.study.sweep import Sweep
+from rlstack.programs.study.optuna import Database
+from rlstack.programs.study.space import Range
+from rlstack.programs.study.study import SearchConfig, Study
 
 pytest.importorskip("optuna")
 
 RATE = "agent.optimizer.learning_rate"
-SWEEP = Sweep(
+SEARCH = Study(
     preset("cartpole-ppo"),
+    (1,),
     {
         RATE: Range(1e-5, 1e-2, log=True),
         "agent.num_epochs": Range(2, 8, whole=True, step=2),
-        "network.torso": Choices(("mlp", "nature")),
+        "network.torso": ("mlp", "nature"),
     },
-    (1,),
-    trials=4,
+    SearchConfig(trials=4),
 )
 
 
@@ -33,16 +33,20 @@ def root(tmp_path):
     return tmp_path / "sweep"
 
 
+def stored(url):
+    return dataclasses.replace(SEARCH, scheduler=SearchConfig(trials=4, storage=url))
+
+
 def claimed(root, worker):
     return RunDir(root / "workers" / worker).claimed()
 
 
 def test_trials_have_values_of_the_space_and_end_in_the_table(root):
-    study = Study(SWEEP, root, "one")
+    study = Database(SEARCH, root, "one")
     asked = [study.ask() for _ in range(4)]
     assert study.ask() is None
     for number, trial in enumerate(asked):
-        assert (trial.number, trial.directory) == (number, f"trials/{number}")
+        assert (trial.number, trial.name) == (number, f"trials/{number}")
         assert 1e-5 <= trial.values[RATE] <= 1e-2
         assert trial.values["agent.num_epochs"] in (2, 4, 6, 8)
         assert trial.values["network.torso"] in ("mlp", "nature")
@@ -51,22 +55,22 @@ def test_trials_have_values_of_the_space_and_end_in_the_table(root):
     study.report(1, 1, -2.0)
     study.prune(1)
     study.fail(2, "it broke")
-    rows = Study(SWEEP, root).rows()
+    rows = Database(SEARCH, root).trials()
     assert [row.state for row in rows] == ["complete", "pruned", "failed", "running"]
     assert [row.value for row in rows] == [5.0, -2.0, None, None]
     assert rows[0].values == asked[0].values and rows[0].evaluations == {1: 3.0}
-    assert (rows[2].error, rows[3].directory) == ("it broke", "trials/3")
+    assert (rows[2].error, rows[3].name) == ("it broke", "trials/3")
     assert study.ask() is None  # a trial that failed counts
 
 
 def test_the_seed_gives_the_values_also_to_a_sweep_that_goes_on(tmp_path):
     def values(name, seed, restart):
-        base = dataclasses.replace(SWEEP.base, seed=seed)
-        made = dataclasses.replace(SWEEP, base=base)
+        base = dataclasses.replace(SEARCH.base, seed=seed)
+        made = dataclasses.replace(SEARCH, base=base)
         study, found = None, []
         for _ in range(4):
             if study is None or restart:
-                study = Study(made, tmp_path / name, "one")
+                study = Database(made, tmp_path / name, "one")
             trial = study.ask()
             study.complete(trial.number, trial.values[RATE])
             found.append(trial.values)
@@ -81,7 +85,7 @@ def test_the_seed_gives_the_values_also_to_a_sweep_that_goes_on(tmp_path):
 
 
 def test_a_trial_worse_than_the_median_is_pruned_after_five_are_complete(root):
-    study = Study(dataclasses.replace(SWEEP, trials=7), root, "one")
+    study = Database(dataclasses.replace(SEARCH, scheduler=SearchConfig(trials=7)), root, "one")
     for _ in range(5):
         number = study.ask().number
         assert not any(study.report(number, k, 10.0 * k) for k in (1, 2, 3, 4))
@@ -93,80 +97,85 @@ def test_a_trial_worse_than_the_median_is_pruned_after_five_are_complete(root):
 
 def test_trials_of_a_command_that_ended_are_tried_again(root):
     with claimed(root, "one"):
-        study = Study(SWEEP, root, "one")
+        study = Database(SEARCH, root, "one")
         first, second = study.ask(), study.ask()
         study.complete(first.number, 1.0)
-        (root / second.directory).mkdir(parents=True)
+        (root / second.name).mkdir(parents=True)
         with claimed(root, "two"):
-            third = Study(SWEEP, root, "two").ask()
+            third = Database(SEARCH, root, "two").ask()
             assert third.values != second.values  # the first command has it still
     with claimed(root, "two"):
-        other = Study(SWEEP, root, "two")
+        other = Database(SEARCH, root, "two")
         again = other.ask()
         assert again.values == second.values
-        assert again.directory == second.directory
+        assert again.name == second.name
         last = other.ask()
         assert last is not None and other.ask() is None  # a repeated trial counts once
-        states = [row.state for row in other.rows()]
+        states = [row.state for row in other.trials()]
     assert states == ["complete", "interrupted", "running", "running", "running"]
 
 
 def test_a_trial_of_another_machine_is_left_to_it(root):
-    Study(SWEEP, root, "a-folder-that-is-elsewhere").ask()
+    Database(SEARCH, root, "a-folder-that-is-elsewhere").ask()
     with claimed(root, "one"):
-        study = Study(SWEEP, root, "one")
+        study = Database(SEARCH, root, "one")
         assert [study.ask().number for _ in range(3)] == [1, 2, 3]
         assert study.ask() is None
 
 
 def test_two_commands_that_ask_for_the_last_trial_get_one(root, monkeypatch):
-    study = Study(dataclasses.replace(SWEEP, trials=1), root, "one")
+    study = Database(dataclasses.replace(SEARCH, scheduler=SearchConfig(trials=1)), root, "one")
     count = study._count
 
     def late(before=float("inf")):
         """Another command asks after this one has counted."""
         found = count(before)
         if before == float("inf") and not found:
-            assert Study(dataclasses.replace(SWEEP, trials=1), root, "two").ask() is not None
+            assert (
+                Database(
+                    dataclasses.replace(SEARCH, scheduler=SearchConfig(trials=1)), root, "two"
+                ).ask()
+                is not None
+            )
         return found
 
     monkeypatch.setattr(study, "_count", late)
     assert study.ask() is None
-    assert len(study.rows()) == 1
+    assert len(study.trials()) == 1
 
 
 @pytest.mark.parametrize("name", ["a?b=c", "a b", "100%25", "a#b", "{trial}", "ü&uri=false"])
 def test_the_database_is_in_the_directory_of_the_sweep_whatever_its_name(tmp_path, name):
     root = tmp_path / name / "sweep"
     root.mkdir(parents=True)
-    study = Study(SWEEP, root)
+    study = Database(SEARCH, root)
     study.complete(study.ask().number, 1.0)
     assert [path.name for path in root.iterdir()] == ["study.db"]
     assert [path.name for path in tmp_path.iterdir()] == [name]
-    assert [row.value for row in Study(SWEEP, root).rows()] == [1.0]
+    assert [row.value for row in Database(SEARCH, root).trials()] == [1.0]
 
 
 def test_a_database_of_an_earlier_version_is_read(tmp_path):
     (root := tmp_path / "sweep").mkdir()
-    Study(dataclasses.replace(SWEEP, storage=f"sqlite:///{root / 'study.db'}"), root).ask()
-    assert [row.number for row in Study(SWEEP, root).rows()] == [0]
+    Database(stored(f"sqlite:///{root / 'study.db'}"), root).ask()
+    assert [row.number for row in Database(SEARCH, root).trials()] == [0]
 
 
 def test_a_study_of_other_values_is_refused(root):
-    Study(SWEEP, root)
-    other = dataclasses.replace(SWEEP, values={RATE: Range(1e-4, 1e-2)})
+    Database(SEARCH, root)
+    other = dataclasses.replace(SEARCH, values={RATE: Range(1e-4, 1e-2)})
     with pytest.raises(ValueError, match=r"study 'sweep' that searches other(?s:.*)--run-dir"):
-        Study(other, root)
+        Database(other, root)
 
 
 def test_a_database_that_cannot_be_opened_is_one_line(root):
-    bad = dataclasses.replace(SWEEP, storage="sqlite:////missing/folder/x.db")
+    bad = stored("sqlite:////missing/folder/x.db")
     with pytest.raises(ValueError, match=r"cannot be opened: .*--storage URL") as caught:
-        Study(bad, root)
+        Database(bad, root)
     assert len(str(caught.value).splitlines()) == 1
 
 
 def test_without_optuna_the_error_says_how_to_install_it(root, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ValueError, match=r"pip install 'rlstack\[sweep\]'"):
-        Study(SWEEP, root)
+        Database(SEARCH, root)

@@ -15,8 +15,8 @@ from rlstack.learning.learner import NonFiniteError
 from rlstack.optimizers import OptimizerConfig
 from rlstack.programs.run import train as single
 from rlstack.programs.session.signals import Interrupted
-from rlstack.programs.study import loops, study
-from rlstack.programs.study.trials import FailedRunsError, RunSet
+from rlstack.programs.study import train, vmapped
+from rlstack.programs.study.study import FailedTrialsError, Study
 from rlstack.storage import checkpoint
 from tests.fused.test_fused_run import dqn, ppo
 from tests.programs.running import nothing_left, params, series
@@ -24,8 +24,8 @@ from tests.programs.running import nothing_left, params, series
 RATE = "agent.optimizer.learning_rate"
 
 
-def go(run_set, directory, **options):
-    return study.run(run_set, directory, stream=io.StringIO(), **options)
+def go(study, directory, **options):
+    return train.run(study, directory, stream=io.StringIO(), **options)
 
 
 def files(directory):
@@ -42,34 +42,34 @@ def trained(tmp_path_factory):
     )
     out = io.StringIO()
     with nothing_left():
-        ended = study.run(RunSet(base, (1, 2), {RATE: (1e-3, 1e-2)}), root, stream=out)
+        ended = train.run(Study(base, (1, 2), {RATE: (1e-3, 1e-2)}), root, stream=out)
     return base, root, ended, out.getvalue()
 
 
 @pytest.mark.slow
 @pytest.mark.chosen
 def test_each_run_learns_what_it_learns_alone(trained, tmp_path):
-    ended = trained[2]
+    base, root, ended, _ = trained
     for one in ended[1], ended[2]:
-        experiment = one.member.experiment
-        alone = single.run(experiment, tmp_path / one.member.name, stream=io.StringIO())
+        experiment = Study(base, (1,)).experiment(one.values, one.seed)
+        alone = single.run(experiment, tmp_path / one.name, stream=io.StringIO())
         result = one.result
         assert (result.env_frames, result.learner_steps) == (alone.env_frames, alone.learner_steps)
         assert result.eval_return_mean == alone.eval_return_mean
         assert result.seed == experiment.seed
-        wanted, found = params(tmp_path / one.member.name), params(one.path)
+        wanted, found = params(tmp_path / one.name), params(root / one.name)
         for x, y in zip(found, wanted, strict=True):
             np.testing.assert_allclose(x, y, atol=1e-4)
-        assert files(one.path) == files(tmp_path / one.member.name)
+        assert files(root / one.name) == files(tmp_path / one.name)
         # Evaluations are due in the same iterations.
         name = "evaluator/episode_return"
-        assert len(series(one.path, name)) == len(series(tmp_path / one.member.name, name)) == 2
+        assert len(series(root / one.name, name)) == len(series(tmp_path / one.name, name)) == 2
         saved, other = (
             sorted(path.name for path in checkpoint.paths(d / "checkpoints"))
-            for d in (one.path, tmp_path / one.member.name)
+            for d in (root / one.name, tmp_path / one.name)
         )
         assert saved == other
-    assert len({float(np.sum(params(one.path)[0])) for one in ended}) == 4
+    assert len({float(np.sum(params(root / one.name)[0])) for one in ended}) == 4
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_the_report_has_intervals_for_each_value(trained):
         found = (root / name).read_text()
         assert str(root.parent) not in found
         assert f"rlstack report {root.name}" in found
-    config = json.loads((ended[0].path / "config.json").read_text())
+    config = json.loads((root / ended[0].name / "config.json").read_text())
     assert config["agent"]["optimizer"]["learning_rate"] == 1e-3
 
 
@@ -96,14 +96,16 @@ def test_the_report_has_intervals_for_each_value(trained):
 @pytest.mark.chosen
 def test_a_finished_set_stays_as_it_is_and_goes_on_with_a_new_budget(trained, tmp_path):
     _, root, ended, _ = trained
-    before = {one.path: (one.path / "result.json").stat().st_mtime_ns for one in ended}
-    again = study.resume(root, stream=io.StringIO())
+    before = {
+        root / one.name: (root / one.name / "result.json").stat().st_mtime_ns for one in ended
+    }
+    again = train.resume(root, stream=io.StringIO())
     assert [one.result for one in again] == [one.result for one in ended]
     assert before == {path: (path / "result.json").stat().st_mtime_ns for path in before}
-    longer = study.resume(root, {"frames": 2000}, stream=io.StringIO())
+    longer = train.resume(root, {"frames": 2000}, stream=io.StringIO())
     assert all(one.result.env_frames >= 2000 for one in longer)
     # One of them is continued alone, from its own directory.
-    alone = single.resume(longer[0].path, frames=2500, stream=io.StringIO())
+    alone = single.resume(root / longer[0].name, frames=2500, stream=io.StringIO())
     assert alone.env_frames >= 2500
 
 
@@ -111,13 +113,13 @@ def test_a_finished_set_stays_as_it_is_and_goes_on_with_a_new_budget(trained, tm
 @pytest.mark.chosen
 def test_dqn_runs_learn_what_they_learn_alone(tmp_path):
     base = dqn(updates=60)
-    ended = go(RunSet(base, (1, 2, 3)), tmp_path / "set")
+    ended = go(Study(base, (1, 2, 3)), tmp_path / "set")
     for one in ended[::2]:
-        alone = tmp_path / one.member.name
-        result = single.run(one.member.experiment, alone, stream=io.StringIO())
+        alone = tmp_path / one.name
+        result = single.run(Study(base, (1,)).experiment({}, one.seed), alone, stream=io.StringIO())
         assert result.env_frames == one.result.env_frames
         assert result.learner_steps == one.result.learner_steps == 60
-        for x, y in zip(params(one.path), params(alone), strict=True):
+        for x, y in zip(params(tmp_path / "set" / one.name), params(alone), strict=True):
             np.testing.assert_allclose(x, y, atol=1e-4)
 
 
@@ -125,15 +127,15 @@ def test_dqn_runs_learn_what_they_learn_alone(tmp_path):
 @pytest.mark.chosen
 def test_options_that_cannot_be_traced_have_programs_of_their_own(tmp_path):
     base = ppo(updates=3)
-    assert loops.can_trace(base, RATE, (1e-3, 1e-2))
-    assert loops.can_trace(base, "agent.gae_lambda", (0.9, 0.95))
-    assert not loops.can_trace(base, "agent.num_epochs", (1, 2))  # the length of a schedule
-    assert not loops.can_trace(base, "agent.max_grad_norm", (0.5, 1.0))  # a condition in Python
-    assert not loops.can_trace(base, "network.norm", ("none", "layer"))
-    assert not loops.can_trace(base, "env.num_envs", (4, 8))
+    assert vmapped.can_trace(base, RATE, (1e-3, 1e-2))
+    assert vmapped.can_trace(base, "agent.gae_lambda", (0.9, 0.95))
+    assert not vmapped.can_trace(base, "agent.num_epochs", (1, 2))  # the length of a schedule
+    assert not vmapped.can_trace(base, "agent.max_grad_norm", (0.5, 1.0))  # a condition in Python
+    assert not vmapped.can_trace(base, "network.norm", ("none", "layer"))
+    assert not vmapped.can_trace(base, "env.num_envs", (4, 8))
     out = io.StringIO()
-    run_set = RunSet(base, (1, 2), {"agent.num_epochs": (1, 2)})
-    ended = study.run(run_set, tmp_path / "set", stream=out)
+    study = Study(base, (1, 2), {"agent.num_epochs": (1, 2)})
+    ended = train.run(study, tmp_path / "set", stream=out)
     assert "there is one for each value of agent.num_epochs" in out.getvalue()
     assert [one.result.learner_steps for one in ended] == [3] * 4
 
@@ -142,8 +144,8 @@ def test_options_that_cannot_be_traced_have_programs_of_their_own(tmp_path):
 @pytest.mark.chosen
 def test_a_run_that_gives_nan_does_not_end_the_others(tmp_path):
     base = ppo(updates=5)
-    with pytest.raises(FailedRunsError, match=r"1 of 2 runs failed(?s:.*)rlstack rerun"):
-        go(RunSet(base, (1,), {RATE: (1e-3, 1e30)}), tmp_path / "set")
+    with pytest.raises(FailedTrialsError, match=r"1 of 2 runs failed(?s:.*)rlstack rerun"):
+        go(Study(base, (1,), {RATE: (1e-3, 1e30)}), tmp_path / "set")
     good, bad = sorted(path for path in (tmp_path / "set").iterdir() if "seed=1" in path.name)
     assert (good / "result.json").exists() and not (bad / "result.json").exists()
     (dump,) = bad.glob("dump-*")
@@ -155,27 +157,31 @@ def test_a_run_that_gives_nan_does_not_end_the_others(tmp_path):
 @pytest.mark.chosen
 def test_an_interrupted_set_is_resumed_where_it_was(tmp_path, monkeypatch):
     calls = []
-    call = loops.Group.call
+    call = vmapped.Group.call
 
-    def interrupting(self, kept):
-        calls.append(kept)
+    def interrupting(self, *args):
+        calls.append(args)
         if len(calls) == 3:
             os.kill(os.getpid(), signal.SIGINT)
-        return call(self, kept)
+        return call(self, *args)
 
     base = ppo(updates=40)
     with monkeypatch.context() as patch:
-        patch.setattr(loops.Group, "call", interrupting)
+        patch.setattr(vmapped.Group, "call", interrupting)
         with pytest.raises(Interrupted):
-            go(RunSet(base, (1, 2)), tmp_path / "set")
+            go(Study(base, (1, 2)), tmp_path / "set")
     saved = [tmp_path / "set" / f"seed={seed}" for seed in (1, 2)]
     assert all(checkpoint.latest(path / "checkpoints") for path in saved)
-    ended = study.resume(tmp_path / "set", stream=io.StringIO())
-    whole = go(RunSet(base, (1, 2)), tmp_path / "whole")
+    ended = train.resume(tmp_path / "set", stream=io.StringIO())
+    whole = go(Study(base, (1, 2)), tmp_path / "whole")
     for one, other in zip(ended, whole, strict=True):
         assert one.result.learner_steps == other.result.learner_steps == 40
         assert one.result.env_frames == other.result.env_frames
-        for x, y in zip(params(one.path), params(other.path), strict=True):
+        for x, y in zip(
+            params(tmp_path / "set" / one.name),
+            params(tmp_path / "whole" / other.name),
+            strict=True,
+        ):
             np.testing.assert_array_equal(x, y)
 
 
@@ -183,5 +189,5 @@ def test_an_interrupted_set_is_resumed_where_it_was(tmp_path, monkeypatch):
 def test_eight_seeds_of_ppo_solve_catch(tmp_path):
     agent = PPOConfig(optimizer=OptimizerConfig(learning_rate=1e-3))
     base = dataclasses.replace(ppo(updates=0, frames=40_000), agent=agent)
-    ended = go(RunSet(base, tuple(range(1, 9))), tmp_path / "set")
+    ended = go(Study(base, tuple(range(1, 9))), tmp_path / "set")
     assert min(one.result.eval_return_mean for one in ended) >= 0.9

@@ -14,7 +14,7 @@ import pytest
 from rlstack.math import intervals
 from rlstack.programs.cli.commands import main
 from rlstack.programs.config.presets import preset
-from rlstack.programs.study.trials import RunSet
+from rlstack.programs.study.study import Study
 from rlstack.programs.tools.report import tables
 from tests.programs.tools.report.made_runs import make_run, make_runs
 
@@ -215,7 +215,7 @@ def test_runs_are_found_in_folders_and_sets(tmp_path, capsys):
     for task in ("CartPole-v1", "Catch"):
         folder = tmp_path / "runs" / task
         make_runs(folder, [1.0, 2.0], env=task)
-        RunSet(preset("cartpole-ppo"), (1, 2, 3)).write(folder)  # the third has not finished
+        Study(preset("cartpole-ppo"), (1, 2, 3)).write(folder)  # the third has not finished
     make_run(tmp_path / "runs" / "single", 3.0, name="cartpole-dqn")
     out, lines = tmp_path / "r.md", tmp_path / "r.csv"
     files = ["--out", str(out), "--csv", str(lines), "--pictures", "none"]
@@ -229,7 +229,7 @@ def test_runs_are_found_in_folders_and_sets(tmp_path, capsys):
     capsys.readouterr()
     empty = tmp_path / "empty"
     empty.mkdir()
-    RunSet(preset("cartpole-ppo"), (1,)).write(empty)
+    Study(preset("cartpole-ppo"), (1,)).write(empty)
     assert main("report", [str(empty), *files]) == 1
     assert "none has finished" in capsys.readouterr().err
     assert main("report", [str(tmp_path / "nowhere"), *files]) == 1

@@ -1,14 +1,18 @@
-"""Processes on the hosts of a Ray cluster, for runs and trials of sweeps.
+"""Trials on other hosts: processes of a Ray cluster, and the script of a Slurm job array.
 
-Ray places an actor for each process, and the actor starts it on its host. All hosts must see the
-directory of the sweep at the same path.
+Ray places an actor for each process, and the actor starts it on its host. The tasks of a Slurm
+array are commands that work on one study at the same time. All hosts must see the directory of the
+study at the same path.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,8 +20,19 @@ from typing import Any
 
 from rlstack.programs.config.experiment import ProgramConfig
 from rlstack.programs.program.launch.ray import cluster
-from rlstack.programs.study import executors as processes
+from rlstack.programs.study import processes
 
+SLURM_FILE = "slurm.sh"
+_SCRIPT = """\
+#!/bin/bash
+#SBATCH --job-name={name}
+#SBATCH --array=1-{tasks}{limit}
+#SBATCH --output={output}
+#SBATCH --signal=B:TERM@120
+# Two minutes before its time limit a task saves and ends; submit the script again to continue.
+cd {here}
+exec {python} -m rlstack sweep --resume {root}{options}
+"""
 _GROUP = "learner"  # a process reserves the resources of this group of nodes
 _POLL = 0.5  # seconds between two looks at a process
 _LOST = 255  # the exit code of a process whose host was lost
@@ -121,3 +136,46 @@ class _Host:
         """Asks the process to save and end."""
         if self._process is not None:
             self._process.terminate()
+
+
+def write_array(root: Path, tasks: int, *, divided: bool, at_once: int = 0) -> str:
+    """Writes the script to the directory of a study, and returns it.
+
+    Args:
+      root: the directory of the study, on a file system that all nodes share.
+      tasks: the number of tasks.
+      divided: True if each task trains a part of a grid; False if each task adds trials to a
+        search until there are enough.
+      at_once: maximum number of tasks that run at the same time; 0 for no limit.
+    """
+    text = _SCRIPT.format(
+        name=shlex.quote(root.name),
+        tasks=tasks,
+        limit=f"%{at_once}" if at_once else "",
+        output=shlex.quote(f"{root}/slurm-%A_%a.out"),
+        here=shlex.quote(os.getcwd()),
+        python=shlex.quote(sys.executable),
+        root=shlex.quote(str(root)),
+        options=f' --task "$SLURM_ARRAY_TASK_ID/{tasks}"' if divided else "",
+    )
+    (root / SLURM_FILE).write_text(text)
+    return text
+
+
+def submit_array(root: Path) -> str:
+    """Gives the script to Slurm; returns the answer of sbatch.
+
+    Raises:
+      ValueError: there is no sbatch, or it refuses the script.
+    """
+    command = ["sbatch", str(root / SLURM_FILE)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    except FileNotFoundError:
+        raise ValueError(
+            "Study: sbatch, which --submit needs, is not on PATH. Leave out --submit, and submit "
+            f"{root / SLURM_FILE} where Slurm is."
+        ) from None
+    if done.returncode:
+        raise ValueError(f"Study: sbatch refused {root / SLURM_FILE}: {done.stderr.strip()}")
+    return done.stdout.strip()
