@@ -123,7 +123,7 @@ def place_of(lines: traceback.StackSummary, users: bool = False) -> str:
 
 
 _OF_OTHERS = (
-    *("site-packages", "dist-packages", "<frozen "),
+    *("site-packages", "dist-packages", "<frozen ", "<string>"),
     *(file.rpartition("/")[0] + "/" for file in (traceback.__file__, __file__)),
 )
 

@@ -280,6 +280,6 @@ def test_the_command_prints_the_table_and_its_exit_code_says_whether_all_holds(c
     assert commands.main("check", ["env", f"{here}:Leaves", "--steps", "20"]) == 1
     assert "fails" in capsys.readouterr().out
     assert commands.main("check", ["agent", f"{here}:Walk"]) == 1
-    assert "no agent is registered for" in capsys.readouterr().err
+    assert "must be the config of an agent" in capsys.readouterr().err
     assert commands.main("check", []) == 2
     assert "agent or env" in capsys.readouterr().err
