@@ -2,8 +2,8 @@
 
 Those of Pendulum have small networks, with the learning rates of ``pendulum-sac`` where the text
 says no other. Those of Hopper and HalfCheetah have the constants of the papers, with four
-environments, an update of all of them for each frame, and less replay. They need an accelerator, or
-hours.
+environments, half of the frames and of the replay, and one update a frame (SimBaV2: two in the
+paper). They need an accelerator, or hours.
 """
 
 from __future__ import annotations
