@@ -112,7 +112,7 @@ class DDPG(DeterministicAgent):
             "critic_loss": critic_loss,
             "policy_loss": policy_loss,
             "value": jnp.mean(values),
-            "td_error": errors.mean(),
+            "td_error": jnp.mean(errors),
         }
         return loss, (logs, errors)
 

@@ -111,7 +111,7 @@ def behaviour_policy(cfg: MPOConfig, num_envs: int) -> exploration.Policy:
     return exploration.WarmUp(exploration.Sample(), cfg.random_frames, num_envs)
 
 
-@register(MPOConfig, network=policy_and_critic, policy=behaviour_policy)
+@register(MPOConfig, network=policy_and_critic, policy=behaviour_policy, older_runtime=False)
 class MPO(PolicyAndCriticsAgent):
     """The agent; construct it as `rlstack.agent.Agent` says, with `policy_and_critic` networks."""
 
@@ -138,7 +138,7 @@ class MPO(PolicyAndCriticsAgent):
             initial["alpha_mean"] = _ALPHA_MEAN, self.action_spec.shape
             initial["alpha_std"] = _ALPHA_STD, self.action_spec.shape
             initial["penalty_temperature"] = self.cfg.temperature, ()
-        duals = {
+        duals: dict[str, Array] = {
             name: jnp.full(shape, constraints.raw_dual(value), jnp.float32)
             for name, (value, shape) in initial.items()
         }
@@ -352,9 +352,9 @@ class MPO(PolicyAndCriticsAgent):
         count = learner_state.num_updates + 1
         rate = jnp.where(count % self.cfg.target_period == 0, self.cfg.target_rate, 0.0)
         old = learner_state.target_policy, learner_state.target_critics
-        targets = moved_towards((params.policy, params.critics), old, rate)
+        policy, critics = moved_towards((params.policy, params.critics), old, rate)
         rng_key, _ = jax.random.split(learner_state.rng_key)
-        return MPOLearnerState(opt_state, *targets, count, rng_key)
+        return MPOLearnerState(opt_state, policy, critics, count, rng_key)
 
 
 def _mean_where(valid: Array) -> Any:

@@ -127,7 +127,7 @@ class PPG(PPO):
         size = cfg.aux_steps // cfg.aux_minibatches
         schedule = schedule[:, : size * cfg.aux_minibatches].reshape((-1, size))
 
-        def update(carry: Any, indices: Array) -> tuple[Any, None]:
+        def update(carry: Any, indices: Any) -> tuple[Any, None]:
             params, state = carry
             rows = jax.tree.map(lambda x: x[indices], memory)
             learned = training(state.rng_key, params, state.num_updates)

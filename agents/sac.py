@@ -20,7 +20,6 @@ are without dropout.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -256,7 +255,7 @@ class SAC(PolicyAndCriticsAgent):
             "critic_loss": critic_loss,
             "policy_loss": policy_loss,
             "value": jnp.mean(learned.values),
-            "td_error": learned.errors.mean(),
+            "td_error": jnp.mean(learned.errors),
             "entropy": jnp.mean(entropy),
             "temperature": temperature,
         }
@@ -279,11 +278,14 @@ class SAC(PolicyAndCriticsAgent):
           target_critics: the params of the target critics.
           transition: the transitions.
         """
-        judge = functools.partial(jnp.min, axis=1)
-        if self.cfg.target_subset:
-            order = jax.random.permutation(jax.random.fold_in(rng_key, 1), self.cfg.num_critics)
-            subset = order[: self.cfg.target_subset]
-            judge = lambda values: jnp.take(values, subset, axis=1).min(1)  # noqa: E731
+
+        def judge(values: Array) -> Array:
+            if self.cfg.target_subset:
+                key = jax.random.fold_in(rng_key, 1)
+                order = jax.random.permutation(key, self.cfg.num_critics)
+                values = jnp.take(values, order[: self.cfg.target_subset], axis=1)
+            return values.min(1)
+
         if self.cfg.dropout_in_targets:
             target_critics = training(rng_key, target_critics)
         value, entropy = self.expect(rng_key, fixed.policy, target_critics, transition.end, judge)

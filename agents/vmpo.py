@@ -108,9 +108,9 @@ class VMPO(EpochPolicyGradient):
         """Returns the sum of the losses of policy, value and duals (equations 3 to 6)."""
         cfg, duals = self.cfg, params.duals
         output, rows = self.outputs(params, rows)
-        distribution = self.distribution(output, rows.timestep)
-        old_output = ActorCriticOutput(rows.old_policy, output.value)
-        old = self.distribution(old_output, rows.timestep)
+        distribution: Any = self.distribution(output, rows.timestep)
+        before: Any = rows.old_policy
+        old: Any = self.distribution(ActorCriticOutput(before, output.value), rows.timestep)
 
         middle = jnp.nanmedian(jnp.where(rows.mask, rows.advantage, jnp.nan))
         better = rows.mask & (rows.advantage >= middle)
@@ -165,7 +165,7 @@ def _with_duals(network: Network, initial: dict[str, tuple[float, tuple[int, ...
     """Returns the network with params that have duals beside its own."""
 
     def init(rng_key: PRNGKey) -> VMPOParams:
-        duals = {
+        duals: dict[str, Array] = {
             name: jnp.full(shape, constraints.raw_dual(value), jnp.float32)
             for name, (value, shape) in initial.items()
         }

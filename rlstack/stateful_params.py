@@ -118,10 +118,10 @@ def on_sphere(weights: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(project, weights)
 
 
-def normed(x: Array, axis: int) -> Array:
+def normed(x: Array, axis: int) -> jax.Array:
     """Returns vectors along an axis divided by their Euclidean norm, or by 1e-8 if that is more."""
-    square = jnp.sum(jnp.square(x.astype(jnp.float32)), axis=axis, keepdims=True)
-    return (x * jax.lax.rsqrt(jnp.maximum(square, 1e-16))).astype(x.dtype)
+    square = jnp.sum(jnp.square(jnp.asarray(x, jnp.float32)), axis=axis, keepdims=True)
+    return jnp.asarray(x * jax.lax.rsqrt(jnp.maximum(square, 1e-16)), x.dtype)
 
 
 def _is_node(x: Any) -> bool:

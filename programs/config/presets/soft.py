@@ -9,6 +9,7 @@ paper). They need an accelerator, or hours.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from rlstack.agents.categorical_sac import CategoricalSACConfig
 from rlstack.agents.crossq import CrossQConfig
@@ -126,7 +127,7 @@ def pendulum_d4pg(name: str) -> Experiment:
     )
 
 
-def _mujoco(name: str, env: str, **fields: object) -> Experiment:
+def _mujoco(name: str, env: str, **fields: Any) -> Experiment:
     return Experiment(
         preset=name,
         env=EnvConfig(env, num_envs=4),

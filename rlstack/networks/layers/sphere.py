@@ -7,6 +7,9 @@ the norm of the weights after each step of an optimizer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import haiku as hk
 import jax
 import jax.numpy as jnp
@@ -91,5 +94,5 @@ class SphereHead(hk.Module):
         )
 
 
-def _unit_weights(shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+def _unit_weights(shape: Sequence[int], dtype: Any) -> jax.Array:
     return normed(hk.initializers.Orthogonal()(shape, dtype), -2)
