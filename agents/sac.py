@@ -320,9 +320,14 @@ class SAC(PolicyAndCriticsAgent):
             value = (distribution.probs() * judge(self.means(outputs))).sum(-1)
             return value, distribution.entropy()
         action, log_prob = distribution.sample_and_log_prob(rng_key)
-        if moves is not None:
-            action = jax.lax.cond(moves, lambda x: x, jax.lax.stop_gradient, action)
-        return judge(self.critic_values(critics, timestep, action)), -log_prob
+
+        def value_of(action: Array) -> Array:
+            return judge(self.critic_values(critics, timestep, action))
+
+        if moves is None:
+            return value_of(action), -log_prob
+        fixed = jax.lax.stop_gradient(action)
+        return jax.lax.cond(moves, lambda: value_of(action), lambda: value_of(fixed)), -log_prob
 
     def _target_entropy(self, timestep: TimeStep) -> Array | float:
         """Returns the entropy to keep, a number or ``[B]``."""

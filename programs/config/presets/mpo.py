@@ -55,7 +55,7 @@ def cartpole_vmpo(name: str) -> Experiment:
     agent = VMPOConfig(
         discount=0.98,
         num_epochs=10,
-        num_minibatches=1,
+        num_minibatches=4,
         epsilon=0.1,
         optimizer=optimizer,
         duals_optimizer=OptimizerConfig(learning_rate=1e-2),
