@@ -165,7 +165,8 @@ def _head(option: Option) -> str:
 def _choices(option: Option) -> str:
     """Returns a sentence with the values of an option that has few."""
     values = option.values
-    if not (values.startswith("{") and values.endswith("}")) or values == "{True,False}":
+    one_list = values.startswith("{") and values.find("}") == len(values) - 1
+    if not one_list or values == "{True,False}":
         return ""
     return f"Values: {values[1:-1].replace(',', ', ')}."
 

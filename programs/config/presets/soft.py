@@ -29,7 +29,7 @@ _SCALED = NormalisationConfig(observations=True, rewards="return")
 @preset
 def pendulum_crossq(name: str) -> Experiment:
     """Pendulum-v1 off-policy, by critics with batch norm and without target networks."""
-    optimizer = dataclasses.replace(falling(2e-3, 19_000), eps=1e-8, arguments={"b1": 0.5})
+    optimizer = dataclasses.replace(falling(2e-3, 9_000), eps=1e-8, arguments={"b1": 0.5})
     network = NetworkConfig(
         hidden_sizes=(64, 64),
         activation="relu",
@@ -39,14 +39,14 @@ def pendulum_crossq(name: str) -> Experiment:
         renorm_after=5_000,
         critic=CriticConfig(hidden_sizes=(128, 128)),
     )
-    policy_optimizer = dataclasses.replace(optimizer, anneal_steps=6_333)  # a third of the steps
+    policy_optimizer = dataclasses.replace(optimizer, anneal_steps=3_000)  # a third of the steps
     agent = CrossQConfig(
         discount=0.98,
         random_frames=1_000,
         optimizer=policy_optimizer,
         critics_optimizer=optimizer,
     )
-    return like("pendulum-sac", name, agent=agent, network=network)
+    return like("pendulum-sac", name, agent=agent, network=network, frames=10_000)
 
 
 @preset
@@ -105,7 +105,7 @@ def _many_updates(name: str, agent: SACConfig, critic: CriticConfig) -> Experime
         base,
         network=dataclasses.replace(base.network, critic=critic),
         replay=transitions(64, max_size=20_000, min_size=500, updates_per_frame=20.0),
-        frames=5_000,
+        frames=3_000,
     )
 
 
