@@ -42,7 +42,8 @@ def cartpole_mpo(name: str) -> Experiment:
     agent = MPOConfig(
         random_frames=1_000,
         temperature=1.0,
-        epsilon_mean=1e-2,
+        epsilon=0.01,  # two actions: a policy within 0.1 of the last one is soon certain
+        epsilon_mean=1e-3,
         optimizer=falling(1e-3, 25_000),
     )
     return like("cartpole-dqn", name, agent=agent)
