@@ -78,18 +78,18 @@ def pendulum_vmpo(name: str) -> Experiment:
         discount=0.9,
         gae_lambda=0.95,
         num_epochs=10,
-        num_minibatches=4,
-        epsilon=0.1,
+        num_minibatches=16,
+        epsilon=0.05,
         optimizer=OptimizerConfig(learning_rate=1e-3),
         duals_optimizer=OptimizerConfig(learning_rate=1e-2),
     )
     return on_policy(
         name,
         agent,
-        EnvConfig("Pendulum-v1", num_envs=4),
+        EnvConfig("Pendulum-v1", num_envs=8),
         unroll_length=256,
         frames=300_000,
-        normalisation=NormalisationConfig(rewards="return"),
+        normalisation=NormalisationConfig(observations=True, reward_scale=0.1),
     )
 
 
