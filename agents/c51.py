@@ -29,7 +29,7 @@ from rlstack.families.q_learning import (
     td_loss,
 )
 from rlstack.math.n_step import NStep, n_step
-from rlstack.math.value_distributions import categorical_kl, project
+from rlstack.math.value_distributions import categorical_kl, categorical_mean, project
 from rlstack.networks import distributional_q_network
 from rlstack.stateful_params import evaluating
 from rlstack.types import Array, Batch, Logs, Params, PRNGKey, TimeStep
@@ -105,9 +105,7 @@ class C51(QLearning):
 
     def means(self, logits: Array) -> Array:
         """Returns the means of the distributions with logits ``[..., N]``, ``[...]``."""
-        probs, atoms = jax.nn.softmax(logits), self.atoms(logits.shape[-1])
-        # By default GPUs and TPUs round the factors of a product, and these are results.
-        return jnp.matmul(probs, atoms, precision=jax.lax.Precision.HIGHEST)
+        return categorical_mean(logits, self.atoms(logits.shape[-1]))
 
     def atoms(self, num_atoms: int) -> Array:
         """Returns the return of each atom, ``[N]``, evenly spaced."""

@@ -98,29 +98,42 @@ class DDPG(DeterministicAgent):
         Each loss changes only its own part of the params. Importance weights apply to the critic
         only.
         """
-        transition = n_step(batch.trajectory, self.cfg.discount)
-        timestep, end = transition.timestep, transition.end
-        end_action = self.policy_action(target_params.policy, end)
-        end_value = self.critic_values(target_params.critics, end, end_action).min(1)
-        target = jax.lax.stop_gradient(transition.reward + transition.discount * end_value)
-        taken = self.critic_values(params.critics, timestep, self.bounds.to_unit(transition.action))
-        # An item that begins at the last step of an episode has no transition to learn from.
-        td_errors = jnp.where(transition.valid[:, None], target[:, None] - taken, 0.0)
-        critic_loss = jnp.mean(batch.weights * 0.5 * jnp.square(td_errors).sum(-1))
+        losses, errors, values = self.critic_losses(params, target_params, batch)
+        critic_loss = jnp.mean(batch.weights * losses)
 
+        transition = n_step(batch.trajectory, self.cfg.discount)
         fixed = jax.lax.stop_gradient(evaluating(params.critics))
-        action = self.policy_action(params.policy, timestep)
-        value = self.critic_values(fixed, timestep, action).min(1)
+        action = self.policy_action(params.policy, transition.timestep)
+        value = self.critic_values(fixed, transition.timestep, action).min(1)
         policy_loss = -jnp.where(transition.valid, value, 0.0).mean()
-        loss, errors = critic_loss + policy_loss, jnp.abs(td_errors).mean(-1)
+        loss = critic_loss + policy_loss
         logs: Logs = {
             "loss": loss,
             "critic_loss": critic_loss,
             "policy_loss": policy_loss,
-            "value": jnp.mean(taken),
-            "td_error": errors.mean(),
+            "value": jnp.mean(values),
+            "td_error": jnp.mean(errors),
         }
         return loss, (logs, errors)
+
+    def critic_losses(
+        self, params: DeterministicParams, target_params: DeterministicParams, batch: Batch
+    ) -> tuple[Array, Array, Array]:
+        """Returns what the critics learn.
+
+        Returns:
+          The squared TD errors, summed over critics, ``[B]``; the mean ``|TD errors|``, ``[B]``;
+          and the values of the actions taken, ``[B, N]``.
+        """
+        transition = n_step(batch.trajectory, self.cfg.discount)
+        end_action = self.policy_action(target_params.policy, transition.end)
+        end_value = self.critic_values(target_params.critics, transition.end, end_action).min(1)
+        target = jax.lax.stop_gradient(transition.reward + transition.discount * end_value)
+        action = self.bounds.to_unit(transition.action)
+        taken = self.critic_values(params.critics, transition.timestep, action)
+        # An item that begins at the last step of an episode has no transition to learn from.
+        td_errors = jnp.where(transition.valid[:, None], target[:, None] - taken, 0.0)
+        return 0.5 * jnp.square(td_errors).sum(-1), jnp.abs(td_errors).mean(-1), taken
 
     def apply_gradients(
         self, params: DeterministicParams, learner_state: DDPGLearnerState, grads: PyTree

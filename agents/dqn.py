@@ -23,6 +23,7 @@ from rlstack.families.q_learning import (
 )
 from rlstack.math.n_step import NStep, n_step
 from rlstack.networks import q_network
+from rlstack.optimizers import OptimizerConfig
 from rlstack.stateful_params import evaluating
 from rlstack.types import Array, Batch, Logs, Params, PRNGKey, TimeStep
 
@@ -33,6 +34,8 @@ class DQNConfig(QLearningConfig):
 
     huber_delta: float = 1.0
     """TD error beyond which the loss is linear. 0: the loss is quadratic everywhere."""
+    optimizer: OptimizerConfig = OptimizerConfig(eps=1e-8)
+    """Optimizer of all components without their own optimizer; eps is usual for DQN with Adam."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,52 +11,31 @@ transitions, are left out of every mean.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 
 from rlstack import distributions
-from rlstack.agent import EpochAgent
 from rlstack.agents.registry import register
+from rlstack.families.epochs import EpochPolicyGradient, EpochRows, EpochsConfig
 from rlstack.families.policy_gradient import (
-    PolicyGradientAgent,
-    PolicyGradientConfig,
-    PolicyGradientOutput,
     PolicyGradientState,
-    explained_variance,
     kl_estimate,
     masked_mean,
     standardised,
 )
-from rlstack.math import returns, shuffle
 from rlstack.networks import actor_critic
-from rlstack.types import (
-    AgentState,
-    Array,
-    Batch,
-    Logs,
-    Params,
-    PyTree,
-    TimeStep,
-    Trajectory,
-)
+from rlstack.types import Array, Logs, Params, PyTree, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
-class PPOConfig(PolicyGradientConfig):
+class PPOConfig(EpochsConfig):
     """Hyperparameters of PPO."""
 
-    gae_lambda: float = 0.95
-    """Trace decay of the advantage estimator."""
     clip_ratio: float = 0.2
     """The policy ratio is clipped to 1 plus or minus this (paper, equation 7)."""
     value_clip: float = 0.0
     """Largest change of a value from the acting network's value; 0 does not clip."""
-    num_epochs: int = 4
-    """Number of passes over a batch."""
-    num_minibatches: int = 4
-    """Number of gradient steps per pass. A recurrent network splits the batch by environment."""
     normalise_advantages: bool = True
     """Whether to standardise each minibatch's advantages to mean 0 and standard deviation 1."""
     advantage_epsilon: float = 1e-8
@@ -77,112 +56,45 @@ class PPOConfig(PolicyGradientConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("gae_lambda", 0 <= self.gae_lambda <= 1, "in [0, 1]")
         self.require("clip_ratio", self.clip_ratio > 0, "positive")
         self.require("value_clip", self.value_clip >= 0, "at least 0")
         self.require("advantage_epsilon", self.advantage_epsilon > 0, "positive")
         self.require("target_kl", self.target_kl >= 0, "at least 0")
         self.require("entropy_anneal_steps", self.entropy_anneal_steps >= 0, "at least 0")
-        self.require("num_epochs", self.num_epochs >= 1, "at least 1")
-        self.require("num_minibatches", self.num_minibatches >= 1, "at least 1")
-
-
-class PPORows(NamedTuple):
-    """Rows of a batch to learn from; feed-forward ``[N, ...]``, recurrent ``[B, T, ...]``."""
-
-    timestep: TimeStep
-    output: PolicyGradientOutput  # the behaviour policy's
-    advantage: Array
-    target: Array  # the target of the value
-    mask: Array  # False where there is no transition
-    state: AgentState  # [B, ...] at the first step; () without recurrence
-    entropy_cost: Array | tuple[()] = ()  # () if it is the config's
 
 
 @register(PPOConfig, network=actor_critic, compares_with_acting=True)
-class PPO(PolicyGradientAgent, EpochAgent):
-    """The agent; construct it as `rlstack.agent.Agent` says, with an actor-critic network.
-
-    `EpochAgent` goes over a batch: `prepare` makes rows of it, and each minibatch of rows is one
-    gradient step on `loss`.
-    """
+class PPO(EpochPolicyGradient):
+    """The agent; construct it as `rlstack.agent.Agent` says, with an actor-critic network."""
 
     cfg: PPOConfig
 
     def __init__(self, cfg: PPOConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)
-        self._is_recurrent = bool(jax.tree.leaves(self.initial_state(1)))
         self.may_stop = cfg.target_kl > 0
 
     def stops_at(self, logs: Logs) -> Array:
         """Returns whether the policy has moved beyond ``target_kl``."""
         return logs["kl"] > self.cfg.target_kl
 
-    def prepare(
-        self, params: Params, learner_state: PolicyGradientState, batch: Batch
-    ) -> tuple[PolicyGradientState, PPORows, Array]:
-        """Estimates advantages and shuffles; see `rlstack.agent.EpochAgent`."""
-        rows = self._rows(batch.trajectory, learner_state.num_updates)
-        num_rows = rows.mask.shape[0]
-        size = num_rows // self.cfg.num_minibatches
-        if size < 1:
-            raise ValueError(
-                f"PPO: num_minibatches must be at most the {num_rows} rows of a batch "
-                f"({'environments' if self._is_recurrent else 'steps'}); "
-                f"got {self.cfg.num_minibatches}."
-            )
-        rng_key, shuffle_key = jax.random.split(learner_state.rng_key)
-        schedule = shuffle.permutations(shuffle_key, self.cfg.num_epochs, num_rows)
-        # Rows that do not fill a whole minibatch are left out; each epoch leaves out different
-        # rows.
-        schedule = schedule[:, : size * self.cfg.num_minibatches].reshape((-1, size))
-        return learner_state._replace(rng_key=rng_key), rows, schedule
+    def completed(
+        self,
+        params: Params,
+        learner_state: PolicyGradientState,
+        trajectory: Trajectory,
+        rows: EpochRows,
+    ) -> EpochRows:
+        """Returns the rows, with the entropy cost of this update if it falls."""
+        if not self.cfg.entropy_anneal_steps:
+            return rows
+        left = jnp.maximum(1 - learner_state.num_updates / self.cfg.entropy_anneal_steps, 0)
+        cost = jnp.full(rows.mask.shape, self.cfg.entropy_cost * left)
+        return rows._replace(entropy_cost=cost)
 
-    def _rows(self, trajectory: Trajectory, num_updates: Array) -> PPORows:
-        before = jax.tree.map(lambda x: x[:-1], trajectory)
-        after = jax.tree.map(lambda x: x[1:], trajectory.timestep)
-        mask = ~after.first()
-        advantage, target = returns.gae(
-            rewards=after.reward,
-            discounts=after.discount * self.cfg.discount,
-            values=trajectory.agent_output.value,
-            gae_lambda=self.cfg.gae_lambda,
-            mask=mask,
-        )
-        rows = PPORows(before.timestep, before.agent_output, advantage, target, mask, state=())
-        if self.cfg.entropy_anneal_steps:
-            left = jnp.maximum(1 - num_updates / self.cfg.entropy_anneal_steps, 0)
-            rows = rows._replace(entropy_cost=jnp.full(mask.shape, self.cfg.entropy_cost * left))
-        if self._is_recurrent:
-            state = jax.tree.map(lambda x: x[0], trajectory.agent_state)
-            return _swap_axes(rows)._replace(state=state)
-        return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), rows)
-
-    def batch_logs(self, rows: PPORows) -> Logs:
-        """Returns how well the values of the acting network explain their targets."""
-        explained = explained_variance(rows.output.value, rows.target, rows.mask)
-        return {"explained_variance": explained}
-
-    def lay_out_rows(self, minibatch: PPORows) -> PPORows:
-        """Lays out the steps; see `rlstack.agent.Agent.lay_out`."""
-        if self._is_recurrent:
-            return minibatch
-        return minibatch._replace(timestep=self.lay_out(minibatch.timestep))
-
-    def learned_steps(self, batch: PPORows) -> tuple[TimeStep, AgentState]:
-        """Returns the steps of a minibatch, time-major, and the state before them."""
-        if self._is_recurrent:
-            return _swap_axes(batch.timestep), batch.state
-        return jax.tree.map(lambda x: x[None], batch.timestep), ()
-
-    def loss(self, params: Params, rows: PPORows) -> tuple[Array, Logs]:
+    def loss(self, params: Params, rows: EpochRows) -> tuple[Array, Logs]:
         """Returns the clipped surrogate plus value and entropy terms (paper, equation 9)."""
         cfg = self.cfg
-        if self._is_recurrent:
-            state, rows = rows.state, _swap_axes(rows._replace(state=()))
-            output, _ = self.network.unroll(None, params, rows.timestep, state)
-        else:
-            output, _ = self.network.apply(None, params, rows.timestep, ())
+        output, rows = self.outputs(params, rows)
         distribution = self.distribution(output, rows.timestep)
 
         advantage = rows.advantage
@@ -232,7 +144,3 @@ class PPO(PolicyGradientAgent, EpochAgent):
         if self.cfg.ratio == "joint":
             return super().log_prob(distribution, action)
         return distributions.parts(distribution, action).log_prob
-
-
-def _swap_axes(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), tree)

@@ -7,13 +7,22 @@ counts; n-step targets (the replay's ``unroll_length``), which leave out the ent
 intermediate steps; one pass updates policy, critics and temperature from the same params. Actions
 are learned in [-1, 1], so that the entropy has the same meaning in every environment. A truncated
 episode is bootstrapped from its true last observation.
+
+Two refinements for many updates a frame (the replay's ``samples_per_insert``) are experiments with
+this agent, not other agents. REDQ, Chen et al. (2021), https://arxiv.org/abs/2101.05982:
+``num_critics`` 10, ``target_subset`` 2, ``policy_value`` mean, and ``policy_period`` 20 with 20
+updates a frame. DroQ, Hiraoka et al. (2022), https://arxiv.org/abs/2110.02034: two critics with
+dropout and layer norm, ``dropout_in_targets``, ``policy_value`` mean and the same periods.
+Deviations from DroQ: dropout comes after the activation, and the values that the policy maximises
+are without dropout.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -61,9 +70,23 @@ class SACConfig(PolicyAndCriticsConfig):
     the logarithm of the number of legal actions."""
     temperature_optimizer: OptimizerConfig | None = None
     """Optimizer of the temperature's logarithm; None takes optimizer."""
+    target_subset: int = 0
+    """Number of critics, drawn anew for each update, of which the smallest value counts in targets
+    (REDQ: 2). 0 takes all."""
+    policy_value: Literal["min", "mean"] = "min"
+    """What the policy maximises: the smallest value of the critics, or their mean (REDQ, DroQ)."""
+    policy_period: int = 1
+    """Updates of the critics for each update of the policy and the temperature. Above 1 the
+    gradients of critics and policy are clipped separately, and logs of the learning rate are the
+    critics' and learning_rate/policy."""
+    dropout_in_targets: bool = False
+    """Whether targets are computed with dropout, as in DroQ."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        subset = 0 <= self.target_subset <= self.num_critics
+        self.require("target_subset", subset, f"in 0..num_critics ({self.num_critics})")
+        self.require_at_least(1, "policy_period")
         self.require("temperature", self.temperature > 0, "positive")
         self.require_finite("temperature")
         if self.target_entropy is not None:
@@ -87,9 +110,25 @@ class SACParams(NamedTuple):
 class SACLearnerState(NamedTuple):
     """The learner's state."""
 
-    opt_state: optax.OptState
+    opt_state: optax.OptState  # with policy_period above 1, SACOptState
     target_critics: Params  # [N, ...]
     rng_key: PRNGKey
+    num_updates: Any = ()  # [] int32; with a policy_period of 1, ()
+
+
+class SACOptState(NamedTuple):
+    """The states of two optimizers, where the policy is updated less often than the critics."""
+
+    critics: optax.OptState
+    others: optax.OptState
+
+
+class CriticLosses(NamedTuple):
+    """What the critics learn from a batch; 0 where there is no transition."""
+
+    losses: Array  # [B], the sum over critics
+    errors: Array  # [B], at least 0, the priorities
+    values: Array  # [B, N], the values of the actions that were taken
 
 
 def behaviour_policy(cfg: SACConfig, num_envs: int) -> exploration.Policy:
@@ -108,14 +147,19 @@ class SAC(PolicyAndCriticsAgent):
         if isinstance(self.action_spec, specs.DiscreteArray):
             self._bounds, self._learned_spec = None, self.action_spec
         else:
-            self._bounds = distributions.bounds_of(self.action_spec, "SAC")
+            self._bounds = distributions.bounds_of(self.action_spec, type(self).__name__)
             self._learned_spec = self._bounds.unit_spec()
-        components: Components = {
+        self._is_delayed = cfg.policy_period > 1
+        of_critics = cfg.critics_optimizer
+        others: Components = {
             ("policy",): cfg.policy_optimizer,
-            ("critics",): cfg.critics_optimizer,
             ("temperature", "log_temperature"): cfg.temperature_optimizer,
         }
+        components = others if self._is_delayed else {("critics",): of_critics, **others}
         self._optimizer = component_optimizer(cfg.optimizer, components, cfg.max_grad_norm)
+        self._critics_optimizer = component_optimizer(
+            of_critics or cfg.optimizer, {}, cfg.max_grad_norm
+        )
 
     def initial_params(self, rng_key: PRNGKey) -> SACParams:
         """Returns newly initialised network parameters and the configured temperature."""
@@ -128,14 +172,21 @@ class SAC(PolicyAndCriticsAgent):
 
     def initial_learner_state(self, rng_key: PRNGKey, params: SACParams) -> SACLearnerState:
         """Returns the optimizer's initial state, with the critics as the target."""
-        return SACLearnerState(self._optimizer.init(params), params.critics, rng_key)
+        if not self._is_delayed:
+            return SACLearnerState(self._optimizer.init(params), params.critics, rng_key)
+        opt_state = SACOptState(
+            self._critics_optimizer.init(params.critics),
+            self._optimizer.init(params._replace(critics=())),
+        )
+        count = jnp.zeros((), jnp.int32)
+        return SACLearnerState(opt_state, params.critics, rng_key, count)
 
     def action_distribution(
         self, rng_key: PRNGKey, params: SACParams, timestep: TimeStep, state: Counts
     ) -> distributions.Categorical | distributions.TanhNormal:
         """Returns the policy; continuous actions are in [-1, 1]."""
         del rng_key, state
-        return self._distribution(params.policy, timestep)
+        return self.policy_distribution(params.policy, timestep)
 
     def actor_step(
         self, rng_key: PRNGKey, params: SACParams, timestep: TimeStep, state: Counts
@@ -153,20 +204,27 @@ class SAC(PolicyAndCriticsAgent):
         """Returns the gradient of `loss`, its logs, and the mean ``|TD error|`` as priorities."""
         _, sample_key = jax.random.split(learner_state.rng_key)
         learned = training(learner_state.rng_key, params)
+        moves = self._moves_policy(learner_state) if self._is_delayed else None
 
         def loss(weights: PyTree) -> tuple[Array, tuple[Logs, Array]]:
             params = with_weights(learned, weights)
-            return self.loss(sample_key, params, learner_state.target_critics, batch)
+            return self.loss(sample_key, params, learner_state.target_critics, batch, moves)
 
         grads, (logs, priorities) = jax.grad(loss, has_aux=True)(weights_of(params))
         return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)}, priorities)
 
     def loss(
-        self, rng_key: PRNGKey, params: SACParams, target_critics: Params, batch: Batch
+        self,
+        rng_key: PRNGKey,
+        params: SACParams,
+        target_critics: Params,
+        batch: Batch,
+        moves: Array | None = None,
     ) -> tuple[Array, tuple[Logs, Array]]:
         """Returns the sum of three losses. Each of them changes only its own part of the params.
 
-        Equations 5, 7 and 18 of the paper. Importance weights apply to the critics only.
+        Equations 5, 7 and 18 of the paper. Importance weights apply to the critics only. Where
+        ``moves`` is False, the policy gets no gradient from the critics, which saves its time.
 
         Returns:
           The sum, (logs, mean |TD errors| [B]).
@@ -178,44 +236,98 @@ class SAC(PolicyAndCriticsAgent):
         # An item that begins at the last step of an episode has no transition to learn from.
         valid = transition.valid
 
-        value, entropy = self._expect(end_key, fixed.policy, target_critics, transition.end)
-        target = transition.reward + transition.discount * (value + temperature * entropy)
-        taken = self._values_taken(params.critics, transition)
-        td_errors = jnp.where(valid[:, None], target[:, None] - taken, 0.0)
-        critic_loss = jnp.mean(batch.weights * 0.5 * jnp.square(td_errors).sum(-1))
+        learned = self.critic_losses(end_key, params.critics, fixed, target_critics, transition)
+        critic_loss = jnp.mean(batch.weights * learned.losses)
 
-        value, entropy = self._expect(now_key, params.policy, fixed.critics, transition.timestep)
+        def judge(values: Array) -> Array:
+            return values.min(1) if self.cfg.policy_value == "min" else values.mean(1)
+
+        value, entropy = self.expect(
+            now_key, params.policy, fixed.critics, transition.timestep, judge, moves
+        )
         policy_loss = -jnp.where(valid, value + temperature * entropy, 0.0).mean()
         loss = critic_loss + policy_loss
         if self.cfg.learn_temperature:
             surplus = jax.lax.stop_gradient(entropy) - self._target_entropy(transition.timestep)
             loss += (jnp.exp(params.log_temperature) * jnp.where(valid, surplus, 0.0)).mean()
-        errors = jnp.abs(td_errors).mean(-1)
         logs: Logs = {
             "loss": loss,
             "critic_loss": critic_loss,
             "policy_loss": policy_loss,
-            "value": jnp.mean(taken),
-            "td_error": errors.mean(),
+            "value": jnp.mean(learned.values),
+            "td_error": jnp.mean(learned.errors),
             "entropy": jnp.mean(entropy),
             "temperature": temperature,
         }
-        return loss, (logs, errors)
+        return loss, (logs, learned.errors)
 
-    def _expect(
-        self, rng_key: PRNGKey, policy: Params, critics: Params, timestep: TimeStep
+    def critic_losses(
+        self,
+        rng_key: PRNGKey,
+        critics: Params,
+        fixed: SACParams,
+        target_critics: Params,
+        transition: NStep,
+    ) -> CriticLosses:
+        """Returns the squared TD errors of all critics (equation 5 of the paper).
+
+        Args:
+          rng_key: a key for the action at the end of the transition.
+          critics: the params that are learned.
+          fixed: all params, without gradients, in evaluation mode.
+          target_critics: the params of the target critics.
+          transition: the transitions.
+        """
+
+        def judge(values: Array) -> Array:
+            if self.cfg.target_subset:
+                key = jax.random.fold_in(rng_key, 1)
+                order = jax.random.permutation(key, self.cfg.num_critics)
+                values = jnp.take(values, order[: self.cfg.target_subset], axis=1)
+            return values.min(1)
+
+        if self.cfg.dropout_in_targets:
+            target_critics = training(rng_key, target_critics)
+        value, entropy = self.expect(rng_key, fixed.policy, target_critics, transition.end, judge)
+        soft_value = value + jnp.exp(fixed.log_temperature) * entropy
+        target = transition.reward + transition.discount * soft_value
+        return self.squared_errors(target, self.outputs_taken(critics, transition), transition)
+
+    def squared_errors(self, target: Array, taken: Array, transition: NStep) -> CriticLosses:
+        """Returns the losses of values ``[B, N]`` with targets ``[B]``."""
+        difference = jax.lax.stop_gradient(target)[:, None] - taken
+        td_errors = jnp.where(transition.valid[:, None], difference, 0.0)
+        losses = 0.5 * jnp.square(td_errors).sum(-1)
+        return CriticLosses(losses, jnp.abs(td_errors).mean(-1), taken)
+
+    def expect(
+        self,
+        rng_key: PRNGKey,
+        policy: Params,
+        critics: Params,
+        timestep: TimeStep,
+        judge: Callable[[Array], Array],
+        moves: Array | None = None,
     ) -> tuple[Array, Array]:
-        """Returns the smallest critic's value of the policy, and its entropy, both ``[B]``.
+        """Returns the value of the policy, and its entropy, both ``[B]``.
 
         For continuous actions they are estimated from one sampled action; for discrete actions they
-        are exact.
+        are exact. ``judge`` maps the critics' values ``[B, N, ...]`` to one, ``[B, ...]``.
         """
-        distribution = self._distribution(policy, timestep)
+        distribution = self.policy_distribution(policy, timestep)
         if self._bounds is None:
-            values = self.critics.apply(None, critics, timestep, ())[0].min(1)
-            return (distribution.probs() * values).sum(-1), distribution.entropy()
+            outputs = self.critics.apply(None, critics, timestep, ())[0]
+            value = (distribution.probs() * judge(self.means(outputs))).sum(-1)
+            return value, distribution.entropy()
         action, log_prob = distribution.sample_and_log_prob(rng_key)
-        return self.critic_values(critics, timestep, action).min(1), -log_prob
+
+        def value_of(action: Array) -> Array:
+            return judge(self.critic_values(critics, timestep, action))
+
+        if moves is None:
+            return value_of(action), -log_prob
+        fixed = jax.lax.stop_gradient(action)
+        return jax.lax.cond(moves, lambda: value_of(action), lambda: value_of(fixed)), -log_prob
 
     def _target_entropy(self, timestep: TimeStep) -> Array | float:
         """Returns the entropy to keep, a number or ``[B]``."""
@@ -234,15 +346,17 @@ class SAC(PolicyAndCriticsAgent):
             return timestep
         return super().critic_input(timestep, self._bounds.to_unit(action))
 
-    def _values_taken(self, critics: Params, transition: NStep) -> Array:
-        """Returns every critic's value of the action that was taken, ``[B, N]``."""
+    def outputs_taken(self, critics: Params, transition: NStep) -> Array:
+        """Returns every critic's output for the action that was taken, ``[B, N, ...]``."""
         timestep, action = transition.timestep, transition.action
         if self._bounds is not None:
-            return self.critic_values(critics, timestep, self._bounds.to_unit(action))
-        values = self.critics.apply(None, critics, timestep, ())[0]
-        return jnp.take_along_axis(values, action[:, None, None], axis=-1)[..., 0]
+            return self.critic_outputs(critics, timestep, self._bounds.to_unit(action))
+        outputs = self.critics.apply(None, critics, timestep, ())[0]
+        index = action.reshape((-1, *(1,) * (outputs.ndim - 1)))
+        return jnp.take_along_axis(outputs, index, axis=2).squeeze(2)
 
-    def _distribution(self, policy: Params, timestep: TimeStep) -> Any:
+    def policy_distribution(self, policy: Params, timestep: TimeStep) -> Any:
+        """Returns the policy; continuous actions are in [-1, 1]."""
         parameters, _ = self.network.policy.apply(None, policy, timestep, ())
         mask = action_mask(timestep.observation) if self._bounds is None else None
         return distributions.from_parameters(self._learned_spec, parameters, mask, squash=True)
@@ -250,8 +364,22 @@ class SAC(PolicyAndCriticsAgent):
     def apply_gradients(
         self, params: SACParams, learner_state: SACLearnerState, grads: PyTree
     ) -> tuple[SACParams, optax.OptState, Logs]:
-        """Takes one step of the optimizer."""
-        return optimizer_step(self._optimizer, params, learner_state.opt_state, grads)
+        """Takes one step of the optimizer; see ``policy_period``."""
+        opt_state = learner_state.opt_state
+        if not self._is_delayed:
+            return optimizer_step(self._optimizer, params, opt_state, grads)
+        critics, critics_state, rates = optimizer_step(
+            self._critics_optimizer, params.critics, opt_state.critics, grads.critics
+        )
+        others, other_grads = (tree._replace(critics=()) for tree in (params, grads))
+        others, others_state = jax.lax.cond(
+            self._moves_policy(learner_state),
+            lambda: optimizer_step(self._optimizer, others, opt_state.others, other_grads)[:2],
+            lambda: (others, opt_state.others),
+        )
+        of_policy = self._optimizer.learning_rates(opt_state.others)
+        logs = {**rates, "learning_rate/policy": of_policy["learning_rate"]}
+        return others._replace(critics=critics), SACOptState(critics_state, others_state), logs
 
     def update_learner_state(
         self, params: SACParams, learner_state: SACLearnerState, opt_state: optax.OptState
@@ -260,4 +388,8 @@ class SAC(PolicyAndCriticsAgent):
         old = learner_state.target_critics
         target = moved_towards(params.critics, old, self.cfg.target_rate)
         rng_key, _ = jax.random.split(learner_state.rng_key)
-        return SACLearnerState(opt_state, target, rng_key)
+        count = learner_state.num_updates + 1 if self._is_delayed else ()
+        return SACLearnerState(opt_state, target, rng_key, count)
+
+    def _moves_policy(self, learner_state: SACLearnerState) -> Array:
+        return (learner_state.num_updates + 1) % self.cfg.policy_period == 0

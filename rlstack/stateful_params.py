@@ -8,6 +8,8 @@ mode: there is no dropout, and batch norm uses the running statistics. In a loss
 
 The functions of this module take params of any structure, such as those of a policy and critics.
 Params of networks without state pass through unchanged.
+
+Weights named ``unit_w`` have the norm 1 for each output; `on_sphere` keeps it.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlstack.types import Params, PRNGKey, PyTree
+from rlstack.types import Array, Params, PRNGKey, PyTree
 
+UNIT_WEIGHTS = "unit_w"  # the name of weights [..., inputs, outputs] of norm 1 for each output
 _STREAM = 0x5EED  # so that the key differs from those that jax.random.split gives
 
 
@@ -104,6 +107,21 @@ def moved_towards(params: Params, target: Params, rate: Any) -> Params:
         return rate * new + (1.0 - rate) * old
 
     return jax.tree.map(move, params, target)
+
+
+def on_sphere(weights: PyTree) -> PyTree:
+    """Returns the weights, with the norm 1 for each output of those named ``unit_w``."""
+
+    def project(path: tuple[Any, ...], x: Any) -> Any:
+        return normed(x, -2) if getattr(path[-1], "key", "") == UNIT_WEIGHTS else x
+
+    return jax.tree_util.tree_map_with_path(project, weights)
+
+
+def normed(x: Array, axis: int) -> jax.Array:
+    """Returns vectors along an axis divided by their Euclidean norm, or by 1e-8 if that is more."""
+    square = jnp.sum(jnp.square(jnp.asarray(x, jnp.float32)), axis=axis, keepdims=True)
+    return jnp.asarray(x * jax.lax.rsqrt(jnp.maximum(square, 1e-16)), x.dtype)
 
 
 def _is_node(x: Any) -> bool:

@@ -98,12 +98,16 @@ def _largest_product(experiment: Experiment) -> float:
         return sum(_largest_product(experiment.of_policy(name)) for name in experiment.policies)
     if experiment.may_convolve or len(experiment.learner.devices) > 1:
         return _LARGE
-    network, replay = experiment.network, experiment.replay
+    replay = experiment.replay
     rows = (
         replay.batch_size * replay.unroll_length / getattr(experiment.agent, "num_minibatches", 1)
     )
-    cores = (network.core_size,) if network.core != "none" else ()
-    return max(rows, experiment.env.num_envs) * max((*network.hidden_sizes, *cores)) ** 2
+    sizes: list[int] = []
+    for network in (experiment.network, experiment.network.of_critic()):
+        wide = 1 if network.torso == "mlp" else 2  # a block's layers have four times its size
+        sizes += [wide * size for size in network.hidden_sizes]
+        sizes += [network.core_size] if network.core != "none" else []
+    return max(rows, experiment.env.num_envs) * max(sizes) ** 2
 
 
 def _add_flag(flag: str) -> None:

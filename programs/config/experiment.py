@@ -241,7 +241,7 @@ class Experiment(Checked):
     @property
     def may_convolve(self) -> bool:
         """Whether the network may have convolutions. Assumed for a user's own network."""
-        return bool(self.network_factory) or self.network.torso != "mlp"
+        return bool(self.network_factory) or self.network.convolves
 
     @property
     def older_runtime(self) -> bool:
@@ -253,9 +253,9 @@ class Experiment(Checked):
             every = all(self.of_policy(name).older_runtime for name in self.policies)
             return every and not self.layout.is_compiled
         entry = AGENTS.get(type(self.agent))
-        network = self.network
-        small = not (self.may_convolve or network.dropout or network.dtype != "float32")
-        small = small and not self.layout.is_compiled
+        both = self.network, self.network.of_critic()
+        low = any(network.dropout or network.dtype != "float32" for network in both)
+        small = not (self.may_convolve or low or self.layout.is_compiled)
         return small and (entry is None or entry.older_runtime)
 
     @property

@@ -8,7 +8,9 @@ from typing import Literal
 from rlstack.checks import Checked
 from rlstack.configs.entities import RaggedTransformerConfig
 
-Torso = Literal["mlp", "nature", "impala", "minatar"]
+Torso = Literal["mlp", "residual", "sphere", "nature", "impala", "minatar"]
+
+DENSE_TORSOS = ("mlp", "residual", "sphere")  # the others have convolutions
 
 Activation = Literal["tanh", "relu", "elu", "silu"]
 
@@ -17,9 +19,39 @@ Core = Literal["none", "lstm", "gru"]
 # The order of the axes of images: [height, width, channels], or with the channels first.
 ImageAxes = Literal["auto", "hwc", "chw"]
 
-Norm = Literal["none", "layer", "batch", "batch_renorm"]
+Norm = Literal["none", "layer", "rms", "batch", "batch_renorm"]
+
+NormPlace = Literal["inner", "outer"]
 
 Precision = Literal["float32", "bfloat16"]
+
+
+@dataclasses.dataclass(frozen=True)
+class CriticConfig(Checked):
+    """What the network of values has of its own; None is as in the policy's network."""
+
+    torso: Torso | None = None
+    """Layers before the heads."""
+    hidden_sizes: tuple[int, ...] | None = None
+    """Sizes of the dense layers."""
+    activation: Activation | None = None
+    """Activation of the dense layers."""
+    norm: Norm | None = None
+    """Norm of the dense layers."""
+    norm_place: NormPlace | None = None
+    """Where the norm is."""
+    dropout: float | None = None
+    """Share of the outputs of each dense layer that is set to 0 in learning."""
+    skip: bool | None = None
+    """Whether the input of each dense layer is added to its output."""
+    spectral_norm: bool | None = None
+    """Whether weights are divided by their largest singular value."""
+    core: Core | None = None
+    """Recurrent core of the value."""
+    core_size: int | None = None
+    """Size of that core's state."""
+    dtype: Precision | None = None
+    """Type in which the layers compute."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +59,11 @@ class NetworkConfig(Checked):
     """The architecture of an agent's default network."""
 
     torso: Torso = "mlp"
-    """Layers before the heads: dense layers (mlp), or the convolutions of Nature DQN (nature), of
-    IMPALA (impala) or of MinAtar (minatar, one layer) for images. If an observation has vectors
-    too, these have dense layers, and one more dense layer joins them with the images. nature needs
-    images of 36 x 36 pixels or more; minatar is for small boards of 10 x 10 or so."""
+    """Layers before the heads: dense layers (mlp), residual blocks (residual, as in SimBa), blocks
+    with features and weights of norm 1 (sphere, as in SimBaV2), or the convolutions of Nature DQN
+    (nature), of IMPALA (impala) or of MinAtar (minatar, one layer) for images. If an observation
+    has vectors too, these have dense layers, and one more dense layer joins them with the images.
+    nature needs images of 36 x 36 pixels or more; minatar is for boards of 10 x 10 or so."""
     image_axes: ImageAxes = "auto"
     """Order of the axes of images, arrays of rank 3 of any dtype: channels last (hwc) or first
     (chw). auto guesses it where the shape tells it, such as of 84 x 84 x 3 or 4 x 84 x 84. Set it
@@ -39,17 +72,23 @@ class NetworkConfig(Checked):
     """Whether arrays that look like pictures (uint8, rank 3) are divided by 255. Turn it off if
     their values are other numbers, such as the object ids of MiniGrid."""
     hidden_sizes: tuple[int, ...] = (64, 64)
-    """Sizes of the dense layers. Convolutional torsos use the last one as their output size."""
+    """Sizes of the dense layers, or of the blocks, which are equal. Convolutional torsos use the
+    last one as their output size."""
     activation: Activation = "tanh"
-    """Activation of the dense layers. Those after convolutions have relu."""
+    """Activation of the dense layers. Those after convolutions and on the sphere have relu."""
     norm: Norm = "none"
-    """Norm between the weights and the activation of each dense layer before the heads: layer,
-    batch, or batch_renorm. Both kinds of batch norm use running statistics in acting, evaluation
-    and target networks. PPO and IMPALA take batch_renorm only: its log-probabilities in learning
-    begin as those of acting."""
+    """Norm of each dense layer before the heads: layer, rms, batch, or batch_renorm. Both kinds of
+    batch norm use running statistics in acting, evaluation and target networks. PPO and IMPALA take
+    batch_renorm only: its log-probabilities in learning begin as those of acting."""
+    norm_place: NormPlace = "inner"
+    """Where the norm is. inner: between weights and activation, in blocks before the weights.
+    outer: of the input, and of the output of each dense layer, as in CrossQ."""
     batch_norm_decay: float = 0.999
     """Largest share of the running statistics of batch norm that an update keeps; the first updates
     keep less."""
+    renorm_after: int = 0
+    """Updates after which batch_renorm corrects, by at most the factor 3 and the shift 5 of its
+    paper; before, it is batch norm. 0 corrects at once and without limits."""
     dropout: float = 0.0
     """Share of the outputs of each dense layer before the heads that is set to 0 in learning; never
     in acting or evaluation."""
@@ -60,7 +99,10 @@ class NetworkConfig(Checked):
     """Whether the weights of the dense layers before the heads are divided by their largest
     singular value."""
     shared: bool = False
-    """Whether policy and value share one torso. With a recurrent core they always share it."""
+    """Whether policy and value share one torso. With a recurrent core they always share it, unless
+    critic has options."""
+    critic: CriticConfig = CriticConfig()
+    """What the network of values has of its own, beside a policy."""
     critic_input: Literal["all", "state"] = "all"
     """What the value sees if the observation has an entry critic_state, which the policy never
     sees: that entry and the rest of the observation (all), or that entry alone (state)."""
@@ -102,8 +144,38 @@ class NetworkConfig(Checked):
         rule = "float32 with batch norm and spectral norm, whose state needs its digits"
         self.require("dtype", precise, rule)
         self.require_at_least(2, "num_atoms")
+        self.require_at_least(0, "renorm_after")
+        if self.torso in ("residual", "sphere"):
+            equal = len(set(self.hidden_sizes)) == 1
+            self.require("hidden_sizes", equal, f"equal sizes for the torso {self.torso}")
+            unused = ["norm_place", "skip", "dropout", "spectral_norm", "noisy_sigma"]
+            unused += ["norm"] if self.torso == "sphere" else []
+            self.require_unused(f"the torso {self.torso}", *unused)
         positive = self.hidden_sizes and min(self.hidden_sizes) >= 1
         self.require("hidden_sizes", bool(positive), "one or more positive sizes")
+
+        self.of_critic()  # checks it
+
+    def of_critic(self) -> NetworkConfig:
+        """Returns the options of the network of values; the same object if it has none of its own.
+
+        Raises:
+          ValueError: they do not fit those of the policy's network.
+        """
+        if not self.has_critic:
+            return self
+        own = {name: value for name, value in vars(self.critic).items() if value is not None}
+        return dataclasses.replace(self, critic=CriticConfig(), **own)
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether the network of values has options of its own."""
+        return self.critic != CriticConfig()
+
+    @property
+    def convolves(self) -> bool:
+        """Whether a network has convolutions."""
+        return not {self.torso, self.of_critic().torso} <= set(DENSE_TORSOS)
 
     @property
     def has_statistics(self) -> bool:

@@ -52,6 +52,16 @@ class Normal(NamedTuple):
             0.5 * (jnp.exp(2.0 * log_ratio) + jnp.square(shift) - 1.0) - log_ratio, axis=-1
         )
 
+    def decoupled_kl(self, other: Normal) -> tuple[Array, Array]:
+        """Returns the parts of KL(self || other) of every number, each [..., D].
+
+        The first is the divergence if only the mean were other, the second if only the standard
+        deviation were (Abdolmaleki et al. 2018, arXiv:1812.02256, section 4.2.1).
+        """
+        of_mean = 0.5 * jnp.square((other.mean - self.mean) * jnp.exp(-self.log_std))
+        log_ratio = other.log_std - self.log_std
+        return of_mean, log_ratio + 0.5 * jnp.exp(-2.0 * log_ratio) - 0.5
+
     def mode(self) -> Array:
         """Returns the mean, [..., D]."""
         return jnp.asarray(self.mean)

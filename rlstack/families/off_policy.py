@@ -1,7 +1,8 @@
 """Base classes of agents with a policy and critics that learn off-policy from transitions.
 
-`PolicyAndCriticsAgent` has the parts that all of them share (SAC, TD3, DDPG). `DeterministicAgent`
-adds the parts of agents with a deterministic policy (TD3, DDPG). Each agent has its own losses.
+`PolicyAndCriticsAgent` has the parts that all of them share (SAC, TD3, DDPG, MPO and theirs).
+`DeterministicAgent` adds the parts of agents with a deterministic policy (TD3, DDPG, D4PG). Each
+agent has its own losses.
 
 Networks with state or dropout are in training mode where they are learned: the critics on the
 actions that were taken, and the policy on the same steps. They are in evaluation mode everywhere
@@ -48,8 +49,9 @@ class PolicyAndCriticsConfig(Checked):
     """Number of frames with random actions at the start, in all environments together."""
     max_grad_norm: float = 0.0
     """Global norm that gradients are clipped to; 0 does not clip."""
-    optimizer: OptimizerConfig = OptimizerConfig()
-    """Optimizer of all components without their own optimizer."""
+    optimizer: OptimizerConfig = OptimizerConfig(eps=1e-8)
+    """Optimizer of all components without their own optimizer; eps is that of the papers'
+    programs."""
     policy_optimizer: OptimizerConfig | None = None
     """Optimizer of the policy. None takes optimizer, as for all components; on the command line,
     options not given are those of optimizer."""
@@ -114,16 +116,33 @@ class PolicyAndCriticsAgent(Agent):
             state = self.network.policy.new_state(learned.policy, first.timestep, ())
             policy = policy._replace(state=state)
         if self.critics.new_state is not None:
-            seen = self.critic_input(first.timestep, first.agent_output.action)
+            seen = self.learned_by_critics(params, learner_state, batch)
             critics = critics._replace(state=self.critics.new_state(learned.critics, seen, ()))
         return params._replace(policy=policy, critics=critics)
+
+    def learned_by_critics(self, params: Any, learner_state: Any, batch: Batch) -> TimeStep:
+        """Returns the steps ``[1, B, ...]`` that the loss runs the critics on in training mode."""
+        del params, learner_state
+        first = jax.tree.map(lambda x: x[:1], batch.trajectory)
+        return self.critic_input(first.timestep, first.agent_output.action)
 
     def critic_input(self, timestep: TimeStep, action: Array) -> TimeStep:
         """Returns the steps as the critics take them, with the actions that were taken."""
         return timestep._replace(observation=CriticInput(timestep.observation, action))
 
     def critic_values(self, critics: Params, timestep: TimeStep, action: Array) -> Array:
-        """Returns each critic's value of continuous actions, ``[B, N]``.
+        """Returns each critic's value of continuous actions, ``[B, N]``; see `critic_outputs`."""
+        return self.means(self.critic_outputs(critics, timestep, action))
+
+    def means(self, outputs: Array) -> Array:
+        """Returns the values that outputs of the critics stand for; here the outputs themselves.
+
+        Agents with distributional critics take the means over the last axis.
+        """
+        return outputs
+
+    def critic_outputs(self, critics: Params, timestep: TimeStep, action: Array) -> Array:
+        """Returns each critic's output for continuous actions, ``[B, N]`` or ``[B, N, atoms]``.
 
         Args:
           critics: the params of the critics.
@@ -132,6 +151,38 @@ class PolicyAndCriticsAgent(Agent):
         """
         seen = timestep._replace(observation=CriticInput(timestep.observation, action))
         return self.critics.apply(None, critics, seen, ())[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class AtomsConfig(Checked):
+    """The atoms of critics whose outputs are distributions; the network has their number."""
+
+    min_value: float = -10.0
+    """The smallest atom, a discounted return. A return beyond the atoms counts as the outermost
+    one, so choose both for the task, or scale its rewards."""
+    max_value: float = 10.0
+    """The largest atom."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_finite("min_value", "max_value")
+        below = self.min_value < self.max_value
+        self.require("min_value", below, f"below max_value ({self.max_value})")
+
+    def atoms(self, outputs: Array) -> Array:
+        """Returns the return of each atom, ``[M]``, for outputs ``[..., M]``."""
+        return jnp.linspace(self.min_value, self.max_value, outputs.shape[-1])
+
+
+def of_least(outputs: Array, values: Array) -> Array:
+    """Returns the outputs ``[B, ..., M]`` of the critic with the smallest value.
+
+    Args:
+      outputs: ``[B, N, ..., M]``, of N critics.
+      values: ``[B, N, ...]``, the values that they stand for.
+    """
+    least = jnp.argmin(values, axis=1, keepdims=True)[..., None]
+    return jnp.take_along_axis(outputs, least, axis=1).squeeze(1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,7 +33,7 @@ from rlstack.checks import Checked
 from rlstack.exploration import initial_counts
 from rlstack.networks import ActorCriticOutput
 from rlstack.networks.torsos import action_mask
-from rlstack.optimizers import OptimizerConfig, component_optimizer, optimizer_step
+from rlstack.optimizers import Components, OptimizerConfig, component_optimizer, optimizer_step
 from rlstack.stateful_params import training, weights_of, with_weights
 from rlstack.types import (
     AgentState,
@@ -75,17 +75,17 @@ class PolicyGradientConfig(Checked):
         self.require("discount", 0 <= self.discount <= 1, "in [0, 1]")
         self.require_at_least(0, "entropy_cost", "value_cost", "max_grad_norm")
 
+    def components(self) -> Components:
+        """Returns the optimizers of components, by the names of their modules."""
+        return {
+            ("policy_head",): self.policy_head_optimizer,
+            ("value_head",): self.value_head_optimizer,
+            ("torso", "policy_torso", "value_torso", "core"): self.torso_optimizer,
+        }
+
     def make_optimizer(self) -> optax.GradientTransformation:
         """Makes the optimizer of an actor-critic network."""
-        return component_optimizer(
-            self.optimizer,
-            {
-                ("policy_head",): self.policy_head_optimizer,
-                ("value_head",): self.value_head_optimizer,
-                ("torso", "policy_torso", "value_torso", "core"): self.torso_optimizer,
-            },
-            self.max_grad_norm,
-        )
+        return component_optimizer(self.optimizer, self.components(), self.max_grad_norm)
 
 
 class PolicyGradientOutput(NamedTuple):

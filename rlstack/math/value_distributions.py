@@ -38,6 +38,12 @@ def categorical_kl(target_probs: Array, logits: Array) -> Array:
     return -(target_probs * jax.nn.log_softmax(logits)).sum(axis=-1) - entropy
 
 
+def categorical_mean(logits: Array, atoms: Array) -> Array:
+    """Returns the means ``[...]`` of distributions with logits ``[..., N]`` over atoms ``[N]``."""
+    # By default GPUs and TPUs round the factors of a product, and these are results.
+    return jnp.matmul(jax.nn.softmax(logits), atoms, precision=jax.lax.Precision.HIGHEST)
+
+
 def midpoints(num_quantiles: int) -> Array:
     """Returns the fractions (i + 1/2) / N, ``[N]``, of the quantiles of QR-DQN (its lemma 2)."""
     return (jnp.arange(num_quantiles, dtype=jnp.float32) + 0.5) / num_quantiles

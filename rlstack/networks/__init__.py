@@ -21,11 +21,12 @@ from rlstack.configs.entities import (
     RelativePositionsConfig,
     TranslationConfig,
 )
-from rlstack.configs.network import NetworkConfig
-from rlstack.networks.actor_critic import actor_critic
+from rlstack.configs.network import CriticConfig, NetworkConfig
+from rlstack.networks.actor_critic import actor_critic, phasic_actor_critic
 from rlstack.networks.base import (
     ActorCriticOutput,
     Network,
+    PhasicOutput,
     Standardiser,
     feed_forward,
     from_functions,
@@ -39,8 +40,10 @@ from rlstack.networks.policy_and_critic import (
     CriticInput,
     PolicyAndCritic,
     deterministic_policy_and_critic,
+    deterministic_policy_and_distributional_critic,
     ensemble,
     policy_and_critic,
+    policy_and_distributional_critic,
 )
 from rlstack.networks.q_network import (
     AtFractions,
@@ -75,6 +78,7 @@ __all__ = [
     "AtFractions",
     "BatchNorm",
     "Conv2D",
+    "CriticConfig",
     "CriticInput",
     "ImpalaTorso",
     "MLPTorso",
@@ -83,6 +87,7 @@ __all__ = [
     "Network",
     "NetworkConfig",
     "NoisyLinear",
+    "PhasicOutput",
     "PolicyAndCritic",
     "RaggedTransformerConfig",
     "RelativePositionsConfig",
@@ -91,6 +96,7 @@ __all__ = [
     "TranslationConfig",
     "actor_critic",
     "deterministic_policy_and_critic",
+    "deterministic_policy_and_distributional_critic",
     "distributional_q_network",
     "ensemble",
     "feed_forward",
@@ -102,7 +108,9 @@ __all__ = [
     "in_parts",
     "network_with_state",
     "observation_features",
+    "phasic_actor_critic",
     "policy_and_critic",
+    "policy_and_distributional_critic",
     "q_network",
     "q_network_without_noise",
     "ragged_policy",

@@ -23,6 +23,14 @@ class ActorCriticOutput(NamedTuple):
     value: jax.Array  # [B] float32
 
 
+class PhasicOutput(NamedTuple):
+    """The output of an actor-critic network whose policy has a value of its own."""
+
+    policy: jax.Array  # [B, n] parameters of the action distribution
+    value: jax.Array  # [B] float32
+    auxiliary_value: jax.Array  # [B] float32, of the policy's torso
+
+
 class Standardiser(NamedTuple):
     """A network's own way to standardise observations; `rlstack.families.normalised` calls it.
 

@@ -9,10 +9,12 @@ from typing import Any
 import haiku as hk
 import jax
 
-from rlstack.configs.network import NetworkConfig
+from rlstack.configs.network import DENSE_TORSOS, NetworkConfig
 from rlstack.networks.base import Network, feed_forward, recurrent
 from rlstack.networks.layers.dense import Block
-from rlstack.networks.precision import in_precision
+from rlstack.networks.layers.linear import linear
+from rlstack.networks.layers.sphere import SphereHead, SphereTorso
+from rlstack.networks.precision import in_float32, in_precision
 from rlstack.networks.stateful import feed_forward_with_state, recurrent_with_state
 from rlstack.networks.torsos import (
     DENSE,
@@ -22,6 +24,7 @@ from rlstack.networks.torsos import (
     MLPTorso,
     NatureTorso,
     Reader,
+    ResidualTorso,
     is_image_batch,
     observation_entries,
     observation_features,
@@ -34,7 +37,7 @@ def feed_forward_of(
 ) -> Network:
     """Makes a network of a function of an observation ``[B, ...]`` and ``is_training``."""
     forward = in_precision(cfg.dtype, forward)
-    if cfg.has_state:
+    if cfg.has_state or cfg.of_critic().has_state:
         return feed_forward_with_state(forward, obs_spec)
     return feed_forward(functools.partial(forward, is_training=False), obs_spec)
 
@@ -45,6 +48,7 @@ def recurrent_of(
     decode: Callable[..., PyTree],
     obs_spec: PyTree,
     beside: Callable[..., PyTree] | None = None,
+    cores: Callable[[], hk.RNNCore] | None = None,
 ) -> Network:
     """Makes a network with the configured core.
 
@@ -55,7 +59,9 @@ def recurrent_of(
       obs_spec: pytree of ``dm_env.specs`` of one observation.
       beside: maps an observation ``[N, ...]`` and ``is_training`` to features ``[N, D]`` that
           pass the core; ``decode`` then takes them as a second argument.
+      cores: makes another core than the configured one, for features of any structure.
     """
+    core = cores or functools.partial(core_of, cfg)
     # The core keeps float32: its rounding errors would add up from step to step.
     encode = in_precision(cfg.dtype, encode)
 
@@ -63,10 +69,9 @@ def recurrent_of(
         return decode(hidden, *([] if beside is None else [beside(observation, is_training)]))
 
     after = in_precision(cfg.dtype, after)
-    if cfg.has_state:
-        return recurrent_with_state(encode, functools.partial(core_of, cfg), after, obs_spec)
-    plain = functools.partial(encode, is_training=False)
-    return recurrent(plain, functools.partial(core_of, cfg), after, obs_spec)
+    if cfg.has_state or cfg.of_critic().has_state:
+        return recurrent_with_state(encode, core, after, obs_spec)
+    return recurrent(functools.partial(encode, is_training=False), core, after, obs_spec)
 
 
 def features_of(
@@ -91,7 +96,7 @@ def features_of(
       ValueError: the torso is for images, and the observation has none that it can take, or the
         axes of one cannot be guessed.
     """
-    if cfg.torso == "mlp":
+    if cfg.torso in DENSE_TORSOS:
         torso = torso_of(cfg, name, is_training)
         return torso(dense_features(cfg, obs_spec, observation, reader))
     entries = observation_entries(obs_spec, observation, cfg.scale_pixels, reader, cfg.image_axes)
@@ -126,6 +131,12 @@ def torso_of(
     """Makes the configured torso; call it inside a Haiku transform."""
     if cfg.torso == "mlp":
         return _mlp(cfg, name, is_training)
+    if cfg.torso == "sphere":
+        return SphereTorso(cfg.hidden_sizes[0], len(cfg.hidden_sizes), name)
+    if cfg.torso == "residual":
+        return ResidualTorso(
+            cfg.hidden_sizes, cfg.activation, name, block=_block(cfg), is_training=is_training
+        )
     kinds = {"nature": NatureTorso, "impala": ImpalaTorso, "minatar": MinAtarTorso}
     torso: Any = kinds[cfg.torso]
     return torso(
@@ -149,12 +160,59 @@ def _mlp(cfg: NetworkConfig, name: str, is_training: bool) -> Callable[[jax.Arra
 
 
 def _block(cfg: NetworkConfig) -> Block:
-    return Block(cfg.norm, cfg.batch_norm_decay, cfg.dropout, cfg.skip, cfg.spectral_norm)
+    return Block(
+        cfg.norm,
+        cfg.batch_norm_decay,
+        cfg.dropout,
+        cfg.skip,
+        cfg.spectral_norm,
+        norm_place=cfg.norm_place,
+        renorm_after=cfg.renorm_after,
+    )
 
 
-def core_of(cfg: NetworkConfig) -> hk.RNNCore:
+def head_of(
+    cfg: NetworkConfig, size: int, gain: float, name: str
+) -> Callable[[jax.Array], jax.Array]:
+    """Makes a last layer, which computes in float32; call it inside a Haiku transform.
+
+    Args:
+      cfg: the options.
+      size: the number of outputs.
+      gain: the gain of orthogonal initial weights, if the layer is a plain one.
+      name: the name of the module.
+    """
+    if cfg.torso == "sphere":
+        return in_float32(SphereHead(size, name))
+    init = hk.initializers.Orthogonal(gain)
+    return in_float32(linear(size, noise=cfg.noisy_sigma, w_init=init, name=name))
+
+
+def core_of(cfg: NetworkConfig, name: str = "core") -> hk.RNNCore:
     """Makes the configured recurrent core; call it inside a Haiku transform."""
     layer = hk.LSTM if cfg.core == "lstm" else hk.GRU
     if cfg.core_layers == 1:
-        return layer(cfg.core_size, name="core")
-    return hk.DeepRNN([layer(cfg.core_size, name="core") for _ in range(cfg.core_layers)])
+        return layer(cfg.core_size, name=name)
+    return hk.DeepRNN([layer(cfg.core_size, name=name) for _ in range(cfg.core_layers)])
+
+
+class TwoCores(hk.RNNCore):
+    """The cores of a policy and of a value, side by side; inputs, outputs and states are pairs."""
+
+    def __init__(self, cfg: NetworkConfig) -> None:
+        super().__init__(name="cores")
+        of_critic = cfg.of_critic()
+        self._cores = (
+            core_of(cfg) if cfg.core != "none" else None,
+            core_of(of_critic, "value_core") if of_critic.core != "none" else None,
+        )
+
+    def __call__(self, inputs: Any, state: Any) -> tuple[Any, Any]:
+        """Maps a pair of ``[B, D]`` and a pair of states to pairs; without a core, to itself."""
+        triples = zip(self._cores, inputs, state, strict=True)
+        found = [core(x, old) if core else (x, old) for core, x, old in triples]
+        return tuple(x for x, _ in found), tuple(new for _, new in found)
+
+    def initial_state(self, batch_size: int | None) -> Any:
+        """Returns the pair of initial states; () without a core."""
+        return tuple(core.initial_state(batch_size) if core else () for core in self._cores)

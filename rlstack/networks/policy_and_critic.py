@@ -1,13 +1,15 @@
 """A policy and a critic as two networks, for off-policy actor-critic agents (SAC, TD3, DDPG).
 
 These agents take a factory ``(obs_spec, action_spec) -> PolicyAndCritic``. The factories in this
-module build both networks from a `NetworkConfig`. Your own factory may return any two feed-forward
+module build both networks from a `NetworkConfig`, whose ``critic`` says what the critic has of its
+own: another size, norm, dropout or precision. Your own factory may return any two feed-forward
 networks with the inputs and outputs documented below. The agent chooses the number of critics and
 makes an `ensemble` from the single critic.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import haiku as hk
@@ -17,12 +19,17 @@ import numpy as np
 from dm_env import specs
 
 from rlstack import distributions
-from rlstack.configs.network import NetworkConfig
+from rlstack.configs.network import DENSE_TORSOS, CriticConfig, NetworkConfig
 from rlstack.networks.base import Apply, Network
-from rlstack.networks.configured import dense_features, features_of, feed_forward_of, torso_of
+from rlstack.networks.configured import (
+    dense_features,
+    features_of,
+    feed_forward_of,
+    head_of,
+    torso_of,
+)
 from rlstack.networks.layers.linear import Linear
-from rlstack.networks.precision import in_float32
-from rlstack.networks.q_network import q_network
+from rlstack.networks.q_network import distributional_q_network, q_network
 from rlstack.stateful_params import TrainingParams
 from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep
 
@@ -34,7 +41,8 @@ class PolicyAndCritic(NamedTuple):
     # policy, to the action before tanh, [B, D].
     policy: Network
     # Continuous actions: from a CriticInput to its value, [B]. Discrete actions: from an
-    # observation to the values of all actions, [B, A].
+    # observation to the values of all actions, [B, A]. Distributional critics give N numbers for
+    # each value, on a last axis.
     critic: Network
 
 
@@ -54,9 +62,31 @@ def policy_and_critic(
       ValueError: cfg has a recurrent core or noisy layers.
     """
     discrete = isinstance(action_spec, specs.DiscreteArray)
-    cfg = _checked(cfg, "policy_and_critic", discrete=discrete)
+    cfg, critic_cfg = _checked(cfg, "policy_and_critic", discrete=discrete)
     size = distributions.num_parameters(action_spec)
-    critic = (q_network if discrete else _action_critic)(obs_spec, action_spec, cfg)
+    critic = (q_network if discrete else _action_critic)(obs_spec, action_spec, critic_cfg)
+    return PolicyAndCritic(_policy(obs_spec, size, cfg), critic)
+
+
+def policy_and_distributional_critic(
+    obs_spec: PyTree, action_spec: specs.Array, cfg: NetworkConfig | None = None
+) -> PolicyAndCritic:
+    """Builds a stochastic policy, and a critic that gives ``num_atoms`` numbers for each action.
+
+    For a continuous action the critic's output is ``[B, N]``, for a discrete one ``[B, A, N]``. The
+    agent interprets them as logits of atoms or as values at quantiles.
+
+    Raises:
+      ValueError: cfg has a recurrent core or noisy layers.
+    """
+    discrete = isinstance(action_spec, specs.DiscreteArray)
+    where = "policy_and_distributional_critic"
+    cfg, critic_cfg = _checked(cfg, where, discrete=discrete, atoms=True)
+    size = distributions.num_parameters(action_spec)
+    if discrete:
+        critic = distributional_q_network(obs_spec, action_spec, critic_cfg)
+    else:
+        critic = _action_critic(obs_spec, action_spec, critic_cfg, critic_cfg.num_atoms)
     return PolicyAndCritic(_policy(obs_spec, size, cfg), critic)
 
 
@@ -68,9 +98,23 @@ def deterministic_policy_and_critic(
     Raises:
       ValueError: cfg has a recurrent core or noisy layers.
     """
-    cfg = _checked(cfg, "deterministic_policy_and_critic")
+    cfg, critic_cfg = _checked(cfg, "deterministic_policy_and_critic")
     policy = _policy(obs_spec, int(np.prod(action_spec.shape)), cfg)
-    return PolicyAndCritic(policy, _action_critic(obs_spec, action_spec, cfg))
+    return PolicyAndCritic(policy, _action_critic(obs_spec, action_spec, critic_cfg))
+
+
+def deterministic_policy_and_distributional_critic(
+    obs_spec: PyTree, action_spec: specs.Array, cfg: NetworkConfig | None = None
+) -> PolicyAndCritic:
+    """Builds a deterministic policy, and a critic that gives ``num_atoms`` numbers, ``[B, N]``.
+
+    Raises:
+      ValueError: cfg has a recurrent core or noisy layers.
+    """
+    cfg, critic_cfg = _checked(cfg, "deterministic_policy_and_distributional_critic", atoms=True)
+    policy = _policy(obs_spec, int(np.prod(action_spec.shape)), cfg)
+    critic = _action_critic(obs_spec, action_spec, critic_cfg, critic_cfg.num_atoms)
+    return PolicyAndCritic(policy, critic)
 
 
 def ensemble(network: Network, size: int) -> Network:
@@ -116,39 +160,48 @@ def ensemble(network: Network, size: int) -> Network:
     )
 
 
-def _checked(cfg: NetworkConfig | None, where: str, *, discrete: bool = False) -> NetworkConfig:
+def _checked(
+    cfg: NetworkConfig | None, where: str, *, discrete: bool = False, atoms: bool = False
+) -> tuple[NetworkConfig, NetworkConfig]:
+    """Returns the options of the policy and of the critic."""
     cfg = cfg or NetworkConfig(hidden_sizes=(256, 256), activation="relu")
-    if cfg.core != "none":
-        raise ValueError(
-            f"{where}: the networks must be feed-forward, because replayed transitions have no "
-            f"recurrent state; got core={cfg.core!r}. Use --network.core none, or an agent that "
-            "learns from sequences, such as ppo."
-        )
+    cfg.require_unused("a policy and critics", "shared", "critic_input", "policy_log_std")
+    cfg.require_unused("critics", *(() if atoms else ("num_atoms",)), "num_cosines", "entities")
+    if not discrete:
+        cfg.require_unused("critics of continuous actions", "duelling")
+    of_policy = dataclasses.replace(cfg, critic=CriticConfig())
+    both = of_policy, cfg.of_critic()
+    for part in both:
+        if part.core != "none":
+            raise ValueError(
+                f"{where}: the networks must be feed-forward, because replayed transitions have no "
+                f"recurrent state; got core={part.core!r}. Use --network.core none, or an agent "
+                "that learns from sequences, such as ppo."
+            )
     if cfg.noisy_sigma:
         raise ValueError(
             f"{where}: noisy layers are for networks of action values; got noisy_sigma="
             f"{cfg.noisy_sigma}. Set it to 0; these agents explore by their policy's own noise."
         )
-    cfg.require_unused("a policy and critics", "shared", "critic_input", "policy_log_std")
-    cfg.require_unused("critics", "num_atoms", "num_cosines", "entities")
-    if not discrete:
-        cfg.require_unused("critics of continuous actions", "duelling")
-    return cfg
+    return both
 
 
 def _policy(obs_spec: PyTree, size: int, cfg: NetworkConfig) -> Network:
     def forward(observation: PyTree, is_training: bool) -> jax.Array:
         features = features_of(cfg, obs_spec, observation, "torso", is_training)
         # Near zero, so that the initial policy prefers no action.
-        init = hk.initializers.Orthogonal(0.01)
-        return in_float32(Linear(size, w_init=init, name="policy_head"))(features)
+        return head_of(cfg, size, 0.01, "policy_head")(features)
 
     return feed_forward_of(cfg, forward, obs_spec)
 
 
-def _action_critic(obs_spec: PyTree, action_spec: specs.Array, cfg: NetworkConfig) -> Network:
+def _action_critic(
+    obs_spec: PyTree, action_spec: specs.Array, cfg: NetworkConfig, num_atoms: int = 0
+) -> Network:
+    """Builds a critic with outputs ``[B]``, or ``[B, num_atoms]`` if there are atoms."""
+
     def forward(inputs: CriticInput, is_training: bool) -> jax.Array:
-        if cfg.torso == "mlp":
+        if cfg.torso in DENSE_TORSOS:
             seen = dense_features(cfg, obs_spec, inputs.observation)
             flat = seen.reshape((seen.shape[0], -1))
             torso = torso_of(cfg, "torso", is_training)
@@ -159,7 +212,7 @@ def _action_critic(obs_spec: PyTree, action_spec: specs.Array, cfg: NetworkConfi
             joined = jnp.concatenate([features, inputs.action], axis=-1)
             init = hk.initializers.Orthogonal(np.sqrt(2))
             hidden = jax.nn.relu(Linear(cfg.hidden_sizes[-1], w_init=init)(joined))
-        init = hk.initializers.Orthogonal(1.0)
-        return in_float32(Linear(1, w_init=init, name="value_head"))(hidden)[..., 0]
+        outputs = head_of(cfg, num_atoms or 1, 1.0, "value_head")(hidden)
+        return outputs if num_atoms else outputs[..., 0]
 
     return feed_forward_of(cfg, forward, CriticInput(obs_spec, action_spec))

@@ -21,10 +21,13 @@ from rlstack.configs.network import Precision
 from rlstack.networks.base import as_float32
 from rlstack.networks.layers.convolution import Conv2D
 from rlstack.networks.layers.linear import Linear, NoisyLinear
+from rlstack.networks.layers.sphere import UnitLinear
 from rlstack.types import PyTree
 
 _Arguments = ParamSpec("_Arguments")
-_LAYERS = (hk.Linear, Linear, NoisyLinear, Conv2D)  # layers that compute in less precision
+# Layers that compute in less precision.
+_LAYERS = (hk.Linear, Linear, NoisyLinear, UnitLinear, Conv2D)
+_NORMS = (hk.LayerNorm, hk.RMSNorm)
 
 
 def in_precision(
@@ -32,23 +35,30 @@ def in_precision(
 ) -> Callable[_Arguments, PyTree]:
     """Makes a Haiku function compute its layers in some precision, with float32 results.
 
-    Dense layers and convolutions compute in it. Layer norm computes in float32, because the mean
-    of many squares needs more digits.
+    Dense layers and convolutions compute in it. Layer norm and RMS norm compute in float32, because
+    the mean of many squares needs more digits.
 
     Args:
       precision: the precision of the layers.
       forward: a function that is called inside a Haiku transform.
     """
-    if precision == "float32":
-        return forward
+    return forward if precision == "float32" else in_own_precision(precision, forward)
+
+
+def in_own_precision(
+    precision: Precision, forward: Callable[_Arguments, PyTree]
+) -> Callable[_Arguments, PyTree]:
+    """Does the same for a part of a network, whose other layers may have another precision."""
     low = getattr(jnp, precision)
     policies = {
         **dict.fromkeys(_LAYERS, jmp.Policy(jnp.float32, low, low)),
-        hk.LayerNorm: jmp.Policy(jnp.float32, jnp.float32, low),
+        **dict.fromkeys(_NORMS, jmp.Policy(jnp.float32, jnp.float32, low)),
     }
 
     @functools.wraps(forward)
     def run(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> PyTree:
+        if precision == "float32" and hk.mixed_precision.get_policy(Linear) is None:
+            return forward(*args, **kwargs)
         with _pushed(policies):
             return as_float32(forward(*args, **kwargs))
 
@@ -57,15 +67,7 @@ def in_precision(
 
 def in_float32(layer: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
     """Makes a last layer compute in float32, whatever precision the layers before it have."""
-
-    def run(features: jax.Array) -> jax.Array:
-        if hk.mixed_precision.get_policy(Linear) is None:
-            return layer(features)
-        policy = jmp.Policy(jnp.float32, jnp.float32, jnp.float32)
-        with _pushed(dict.fromkeys(_LAYERS, policy)):
-            return layer(features)
-
-    return run
+    return in_own_precision("float32", layer)
 
 
 @contextlib.contextmanager

@@ -14,13 +14,12 @@ from dm_env import specs
 from rlstack.checks import WrongKindError
 from rlstack.configs.network import NetworkConfig
 from rlstack.networks.base import Network
-from rlstack.networks.configured import features_of, feed_forward_of, recurrent_of
+from rlstack.networks.configured import features_of, feed_forward_of, head_of, recurrent_of
 from rlstack.networks.layers.linear import linear
-from rlstack.networks.precision import in_float32
 from rlstack.types import Array, PyTree
 
 # What networks of action values do not have.
-_UNUSED = ("shared", "critic_input", "policy_log_std", "entities")
+_UNUSED = ("shared", "critic", "critic_input", "policy_log_std", "entities")
 
 
 def q_network(
@@ -163,9 +162,8 @@ def _heads(cfg: NetworkConfig, num_actions: int, num_atoms: int, features: jax.A
     """
 
     def head(num_rows: int, name: str) -> jax.Array:
-        init = hk.initializers.Orthogonal(1.0)
-        layer = linear(num_rows * num_atoms, noise=cfg.noisy_sigma, w_init=init, name=name)
-        return in_float32(layer)(features).reshape((*features.shape[:-1], num_rows, num_atoms))
+        outputs = head_of(cfg, num_rows * num_atoms, 1.0, name)(features)
+        return outputs.reshape((*features.shape[:-1], num_rows, num_atoms))
 
     of_actions = head(num_actions, "value_head")
     if not cfg.duelling:

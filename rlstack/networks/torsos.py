@@ -17,8 +17,8 @@ from dm_env import specs
 
 from rlstack.configs.network import ImageAxes
 from rlstack.networks.layers.convolution import Conv2D
-from rlstack.networks.layers.dense import PLAIN, Block, dense
-from rlstack.networks.layers.linear import linear
+from rlstack.networks.layers.dense import PLAIN, Block, dense, normalised, residual_block
+from rlstack.networks.layers.linear import Linear, linear
 from rlstack.specs.masks import ACTION_MASK
 from rlstack.types import PyTree
 
@@ -202,10 +202,37 @@ class MLPTorso(hk.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps ``[B, ...]`` to ``[B, sizes[-1]]``."""
         x = x.reshape((x.shape[0], -1))
+        if self._block.norm_place == "outer":
+            x = normalised(x, self._block, self._is_training)
         init = hk.initializers.Orthogonal(np.sqrt(2))
         for size in self._sizes:
             x = dense(x, size, self._activation, self._block, self._is_training, init)
         return x
+
+
+class ResidualTorso(hk.Module):
+    """The torso of SimBa: a dense layer, a `residual_block` for each size, and a norm."""
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        activation: str = "relu",
+        name: str | None = None,
+        *,
+        block: Block = PLAIN,
+        is_training: bool = False,
+    ) -> None:
+        super().__init__(name=name)
+        self._sizes, self._block, self._is_training = tuple(sizes), block, is_training
+        self._activation = getattr(jax.nn, activation)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps ``[B, ...]`` to ``[B, sizes[0]]``; all sizes are equal."""
+        x = x.reshape((x.shape[0], -1))
+        x = Linear(self._sizes[0], hk.initializers.Orthogonal())(x)
+        for _ in self._sizes:
+            x = residual_block(x, self._activation, self._block, self._is_training)
+        return normalised(x, self._block, self._is_training)
 
 
 class NatureTorso(hk.Module):

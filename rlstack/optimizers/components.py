@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from rlstack.optimizers.config import OptimizerConfig, learning_rate, make_optimizer
-from rlstack.stateful_params import weights_of, with_weights
+from rlstack.stateful_params import on_sphere, weights_of, with_weights
 from rlstack.types import Logs, Params, PyTree
 
 _SUFFIX = "_optimizer"
@@ -65,14 +65,16 @@ def optimizer_step(
 ) -> tuple[Params, optax.OptState, Logs]:
     """Applies gradients to params; returns the same as `rlstack.agent.Agent.apply_gradients`.
 
-    The optimizer sees only the weights; states of networks stay as they are. The logs are the
-    learning rates of this step, if the optimizer is a `component_optimizer`.
+    The optimizer sees only the weights; states of networks stay as they are. Weights of norm 1 have
+    it after the step too. The logs are the learning rates of this step, if the optimizer is a
+    `component_optimizer`.
     """
     known = isinstance(optimizer, ComponentOptimizer)
     logs = optimizer.learning_rates(opt_state) if known else {}
     weights = weights_of(params)
     updates, opt_state = optimizer.update(grads, opt_state, weights)
-    return with_weights(params, optax.apply_updates(weights, updates)), opt_state, logs
+    weights = on_sphere(optax.apply_updates(weights, updates))
+    return with_weights(params, weights), opt_state, logs
 
 
 def component_optimizer(

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstack.agents.ppo import PPO, PPOConfig, PPORows
+from rlstack.agents.ppo import PPO, PPOConfig
 from rlstack.configs.learner import LearnerConfig
 from rlstack.exploration import Sample
+from rlstack.families.epochs import EpochRows
 from rlstack.families.policy_gradient import PolicyGradientOutput
 from rlstack.learning.learner import Learner
 from rlstack.networks import (
@@ -108,7 +109,7 @@ def rows_for(network, num_rows=12, seed=0):
     )
     behaviour = (log_probs[np.arange(num_rows), action] - shift).astype(np.float32)
     mask = ~np.isin(np.arange(num_rows), (1, 10))
-    return PPORows(
+    return EpochRows(
         timestep, PolicyGradientOutput(action, behaviour, floats[1]), floats[0], floats[2], mask, ()
     ), log_probs
 

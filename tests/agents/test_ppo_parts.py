@@ -6,9 +6,10 @@ import pytest
 from dm_env import specs
 
 from rlstack import distributions
-from rlstack.agents.ppo import PPO, PPOConfig, PPORows
+from rlstack.agents.ppo import PPO, PPOConfig
 from rlstack.distributions import parts
 from rlstack.exploration import Sample
+from rlstack.families.epochs import EpochRows
 from rlstack.families.policy_gradient import PolicyGradientOutput
 from rlstack.networks import ActorCriticOutput, Network
 from rlstack.types import Batch, TimeStep, Transition
@@ -86,7 +87,7 @@ def test_the_loss_per_actor_is_the_mean_over_who_decides():
     behaviour = np.asarray(output.behaviour_log_prob) - shift
     advantage, target = rng.normal(size=(2, size)).astype(np.float32)
     mask = np.arange(size) != 3
-    rows = PPORows(
+    rows = EpochRows(
         steps,
         PolicyGradientOutput(output.action, behaviour, output.value),
         advantage,

@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks import report, single_process
 from benchmarks.reference_ppo import Minibatch, ReferencePPO, gae
-from rlstack.agents.ppo import PPOConfig, PPORows
+from rlstack.agents.ppo import PPOConfig
+from rlstack.families.epochs import EpochRows
 from rlstack.families.policy_gradient import PolicyGradientOutput
 from rlstack.math import returns
 from rlstack.networks import NetworkConfig
@@ -159,7 +160,7 @@ def test_both_sides_of_the_comparison_minimise_the_same_loss(reference, env):
     zeros = np.zeros(num_rows, np.float32)
     timestep = TimeStep(zeros.astype(np.int32), zeros, zeros, observation)
     output = PolicyGradientOutput(action, log_prob, zeros)
-    rows = PPORows(timestep, output, advantage, target, mask, ())
+    rows = EpochRows(timestep, output, advantage, target, mask, ())
     ours = jax.value_and_grad(lambda net: agent.loss(net, rows)[0])(program.params)
     minibatch = Minibatch(observation, action, log_prob, advantage, target, mask)
     theirs = jax.value_and_grad(program.loss)(program.params, minibatch)

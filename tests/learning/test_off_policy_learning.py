@@ -1,12 +1,17 @@
-"""SAC, TD3 and DDPG learn: a toy always, their presets' stated returns when slow tests run."""
+"""Off-policy agents learn: a toy always, their presets' stated returns when slow tests run."""
 
 import statistics
 
 import pytest
 
+from rlstack.agents.categorical_sac import CategoricalSACConfig
+from rlstack.agents.crossq import CrossQConfig
+from rlstack.agents.d4pg import D4PGConfig
 from rlstack.agents.ddpg import DDPGConfig
+from rlstack.agents.mpo import MPOConfig
 from rlstack.agents.sac import SACConfig
 from rlstack.agents.td3 import TD3Config
+from rlstack.agents.tqc import TQCConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
 from rlstack.programs.config.presets import preset
@@ -16,14 +21,14 @@ from tests.learning.test_learning import learned_return, returns_of_seeds, toy
 FAST = OptimizerConfig(learning_rate=3e-3)
 
 
-def learn_off_policy(name, agent, frames, sampler="uniform", unroll_length=1):
+def learn_off_policy(name, agent, frames, sampler="uniform", unroll_length=1, **network):
     return learned_return(
         toy(
             name,
             agent,
             frames=frames,
             num_envs=8,
-            network=NetworkConfig(hidden_sizes=(32, 32), activation="relu"),
+            network=NetworkConfig(**{"hidden_sizes": (32, 32), "activation": "relu", **network}),
             replay=ReplayConfig(
                 sampler=sampler,
                 batch_size=64,
@@ -45,6 +50,29 @@ def test_a_point_goes_to_the_origin(config):
     agent = config(discount=0.9, random_frames=500, target_rate=0.02, optimizer=FAST)
     # A random policy stays about 0.8 from the origin: -16 in 20 steps; the optimum is about -4.
     assert learn_off_policy("PointMass", agent, frames=4_000) > -5.5
+
+
+SHARED = {"discount": 0.9, "random_frames": 500, "optimizer": FAST}
+RENORM = {"norm": "batch_renorm", "norm_place": "outer", "batch_norm_decay": 0.99}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("agent", "network"),
+    [
+        (CrossQConfig(**SHARED), {**RENORM, "renorm_after": 500}),
+        (TQCConfig(**SHARED, target_rate=0.02, num_critics=2), {"num_atoms": 15}),
+        (
+            CategoricalSACConfig(**SHARED, target_rate=0.02, temperature=0.1),
+            {"torso": "sphere", "hidden_sizes": (32,), "num_atoms": 31},
+        ),
+        (D4PGConfig(**SHARED, target_rate=0.02, max_value=0.0), {"num_atoms": 31}),
+        (MPOConfig(**SHARED, epsilon_mean=0.02, epsilon_std=1e-3, temperature=1.0), {}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_variants_go_to_the_origin_too(agent, network):
+    assert learn_off_policy("PointMass", agent, 4_000, **network) > -5.5
 
 
 @pytest.mark.slow

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import haiku as hk
 import jax
 import jax.numpy as jnp
 
-from rlstack.configs.network import Norm
+from rlstack.configs.network import Norm, NormPlace
 from rlstack.networks.layers.linear import Linear, linear
 from rlstack.networks.layers.products import multiply
 
@@ -17,12 +17,14 @@ from rlstack.networks.layers.products import multiply
 class Block(NamedTuple):
     """The options of a dense layer besides its weights and its activation."""
 
-    norm: Norm = "none"  # between weights and activation
+    norm: Norm = "none"
     batch_norm_decay: float = 0.999
     dropout: float = 0.0  # share of the outputs that is set to 0 in training mode
     skip: bool = False  # whether the input is added to the output
     spectral_norm: bool = False
     noise: float = 0.0  # sigma of a `NoisyLinear`; 0 is a plain layer
+    norm_place: NormPlace = "inner"  # between weights and activation, or of input and output
+    renorm_after: int = 0  # updates before batch_renorm corrects
 
 
 PLAIN = Block()
@@ -39,7 +41,7 @@ def dense(
 ) -> jax.Array:
     """Maps ``[B, D]`` to ``[B, size]``: weights, norm, activation, dropout, skip, in this order.
 
-    Call it inside a Haiku transform.
+    An outer norm comes last. Call it inside a Haiku transform.
 
     Args:
       x: the input.
@@ -56,18 +58,41 @@ def dense(
     else:
         layer = linear(size, noise=block.noise, w_init=w_init, name=name)
     y = layer(x)
-    if block.norm == "layer":
-        y = hk.LayerNorm(axis=-1, create_scale=True, create_offset=True)(y)
-    elif block.norm != "none":
-        y = BatchNorm(block.batch_norm_decay, block.norm == "batch_renorm")(y, is_training)
+    if block.norm_place == "inner":
+        y = normalised(y, block, is_training)
     y = activation(y)
     if block.dropout and is_training:
         y = hk.dropout(hk.next_rng_key(), block.dropout, y)
-    if not block.skip:
-        return y
-    if x.shape != y.shape:
-        x = Linear(size, hk.initializers.Orthogonal(), "skip", with_bias=False)(x)
-    return x + y
+    if block.skip:
+        if x.shape != y.shape:
+            x = Linear(size, hk.initializers.Orthogonal(), "skip", with_bias=False)(x)
+        y = x + y
+    return y if block.norm_place == "inner" else normalised(y, block, is_training)
+
+
+def normalised(x: jax.Array, block: Block, is_training: bool) -> jax.Array:
+    """Applies the configured norm to ``[B, D]``; call it inside a Haiku transform."""
+    if block.norm == "none":
+        return x
+    if block.norm == "layer":
+        return hk.LayerNorm(axis=-1, create_scale=True, create_offset=True)(x)
+    if block.norm == "rms":
+        return hk.RMSNorm(axis=-1)(x)
+    renorm = block.norm == "batch_renorm"
+    norm = BatchNorm(block.batch_norm_decay, renorm, renorm_after=block.renorm_after)
+    return norm(x, is_training)
+
+
+def residual_block(x: jax.Array, activation: Any, block: Block, is_training: bool) -> jax.Array:
+    """Adds to ``[B, D]`` what a layer of 4 D units finds in its norm.
+
+    Lee et al. (2024), "SimBa", https://arxiv.org/abs/2410.09754, equation 4: a sum of the input
+    and of norm, weights, activation, weights. Call it inside a Haiku transform.
+    """
+    size = x.shape[-1]
+    init = hk.initializers.VarianceScaling(2.0, "fan_in", "truncated_normal")
+    y = Linear(4 * size, init)(normalised(x, block, is_training))
+    return x + Linear(size, init)(activation(y))
 
 
 class BatchNorm(hk.Module):
@@ -82,7 +107,8 @@ class BatchNorm(hk.Module):
     training mode are those of evaluation mode; gradients flow through the statistics of the batch.
     So an update begins with the log-probabilities of acting. The paper limits the correction, r to
     3 and d to 5. Here it has no limits: the steps of a good policy are alike, their variance falls
-    below a ninth of the running one, and with the limits the outputs would differ.
+    below a ninth of the running one, and with the limits the outputs would differ. With
+    ``renorm_after`` it has the paper's limits, and none of it happens before that many updates.
     """
 
     def __init__(
@@ -91,6 +117,7 @@ class BatchNorm(hk.Module):
         renorm: bool = False,
         eps: float = 1e-5,
         name: str | None = None,
+        renorm_after: int = 0,
     ) -> None:
         """Makes the layer.
 
@@ -99,9 +126,11 @@ class BatchNorm(hk.Module):
           renorm: whether training mode corrects towards the running statistics.
           eps: added to the variance.
           name: name of the module.
+          renorm_after: updates before the limited correction begins; 0: without limits, at once.
         """
         super().__init__(name=name)
         self._decay, self._renorm, self._eps = decay, renorm, eps
+        self._renorm_after = renorm_after
 
     def __call__(self, x: jax.Array, is_training: bool) -> jax.Array:
         """Maps ``[B, D]`` to ``[B, D]``."""
@@ -123,6 +152,10 @@ class BatchNorm(hk.Module):
             deviation = jnp.sqrt(variance + self._eps)
             ratio = jnp.sqrt(batch_variance + self._eps) / deviation
             shift = (batch_mean - mean) / deviation
+            if self._renorm_after:
+                begun = count >= self._renorm_after
+                ratio = jnp.where(begun, jnp.clip(ratio, 1 / 3, 3.0), 1.0)
+                shift = jnp.where(begun, jnp.clip(shift, -5.0, 5.0), 0.0)
             ratio, shift = jax.lax.stop_gradient((ratio, shift))
             y = y * ratio + shift
         return y * scale + offset

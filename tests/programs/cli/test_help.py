@@ -94,7 +94,7 @@ def test_bash_completes_commands_presets_and_options(capsys):
     assert main(["completion", "bash"]) == 0
     script = capsys.readouterr().out
     assert completed(script, "rlstack", "exp") == ["export"]
-    assert completed(script, "rlstack", "train", "cartpole-pp") == ["cartpole-ppo"]
+    assert completed(script, "rlstack", "train", "cartpole-pq") == ["cartpole-pqn"]
     assert completed(script, "rlstack", "train", "cartpole-ppo", "--agent.gae") == [
         "--agent.gae-lambda"
     ]

@@ -23,10 +23,11 @@ def test_all_presets_are_listed(capsys):
     [
         (
             ["--agent", "SAC"],
-            {"pendulum-sac", "halfcheetah-sac", "cartpole-sac"}
-            | {"brax-inverted-double-pendulum-sac", "brax-halfcheetah-sac"},
+            {"pendulum-sac", "halfcheetah-sac", "cartpole-sac", "pendulum-redq", "pendulum-droq"}
+            | {"brax-inverted-double-pendulum-sac", "brax-halfcheetah-sac"}
+            | {"pendulum-simba", "hopper-simba", "halfcheetah-simba"},  # of CategoricalSAC
         ),
-        (["--agent", "SAC", "--env", "pendulum-v"], {"pendulum-sac"}),
+        (["--agent", "SAC", "--env", "cartpole-v"], {"cartpole-sac"}),
         (["--env", "pong", "--agent", "ppo"], {"pong-ppo", "pong-small-ppo", "pong-gpu-ppo"}),
         (["--env", "acrobot"], {"acrobot-ppo", "acrobot-dqn"}),
         (

@@ -123,6 +123,11 @@ _LATER = [pytest.mark.slow, pytest.mark.chosen]
         pytest.param("cartpole-dqn", "cpp", {}, marks=_LATER),
         pytest.param("cartpole-dqn", "cpp", {"norm": "batch", "dropout": 0.2}, marks=_LATER),
         pytest.param("cartpole-ppo", "cpp", {"norm": "batch_renorm"}, marks=pytest.mark.slow),
+        pytest.param("cartpole-ppg", "cpp", {}, marks=_LATER),  # its memory is resumed too
+        pytest.param("cartpole-vmpo", "cpp", {}, marks=pytest.mark.slow),
+        pytest.param("cartpole-mpo", "cpp", {}, marks=pytest.mark.slow),
+        pytest.param("pendulum-crossq", "cpp", {}, marks=_LATER),
+        pytest.param("pendulum-simba", "cpp", {}, marks=pytest.mark.slow),
     ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, name, env_type, options):

@@ -1,0 +1,198 @@
+"""Presets of agents built on SAC and DDPG: CrossQ, TQC, REDQ, DroQ, SimBaV2 and D4PG.
+
+Those of Pendulum have small networks, with the learning rates of ``pendulum-sac`` where the text
+says no other. Those of Hopper and HalfCheetah have the constants of the papers, with four
+environments, half of the frames and of the replay, and one update a frame (SimBaV2: two in the
+paper). They need an accelerator, or hours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from rlstack.agents.categorical_sac import CategoricalSACConfig
+from rlstack.agents.crossq import CrossQConfig
+from rlstack.agents.d4pg import D4PGConfig
+from rlstack.agents.sac import SACConfig
+from rlstack.agents.tqc import TQCConfig
+from rlstack.configs.acting import EvaluatorConfig
+from rlstack.configs.network import CriticConfig, NetworkConfig
+from rlstack.configs.normalisation import NormalisationConfig
+from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.config.experiment import EnvConfig, Experiment
+from rlstack.programs.config.presets.registry import falling, like, preset, transitions
+
+_SCALED = NormalisationConfig(observations=True, rewards="return")
+
+
+@preset
+def pendulum_crossq(name: str) -> Experiment:
+    """Pendulum-v1 off-policy, by critics with batch norm and without target networks."""
+    optimizer = dataclasses.replace(falling(2e-3, 9_000), eps=1e-8, arguments={"b1": 0.5})
+    network = NetworkConfig(
+        hidden_sizes=(64, 64),
+        activation="relu",
+        norm="batch_renorm",
+        norm_place="outer",
+        batch_norm_decay=0.99,
+        renorm_after=5_000,
+        critic=CriticConfig(hidden_sizes=(128, 128)),
+    )
+    policy_optimizer = dataclasses.replace(optimizer, anneal_steps=3_000)  # a third of the steps
+    agent = CrossQConfig(
+        discount=0.98,
+        random_frames=1_000,
+        optimizer=policy_optimizer,
+        critics_optimizer=optimizer,
+    )
+    return like("pendulum-sac", name, agent=agent, network=network, frames=10_000)
+
+
+@preset
+def pendulum_tqc(name: str) -> Experiment:
+    """Pendulum-v1 off-policy, by quantiles of values without the largest ones."""
+    agent = TQCConfig(
+        discount=0.98, num_critics=2, random_frames=1_000, optimizer=falling(2e-3, 19_000)
+    )
+    network = NetworkConfig(hidden_sizes=(64, 64), activation="relu", num_atoms=25)
+    return like("pendulum-sac", name, agent=agent, network=network)
+
+
+@preset
+def pendulum_simba(name: str) -> Experiment:
+    """Pendulum-v1 off-policy, by a network on the hypersphere and distributions of returns."""
+    optimizer = dataclasses.replace(falling(2e-3, 19_000), eps=1e-8)
+    agent = CategoricalSACConfig(
+        discount=0.98,
+        temperature=0.01,
+        random_frames=1_000,
+        min_value=-5.0,
+        max_value=5.0,
+        optimizer=optimizer,
+    )
+    network = NetworkConfig(
+        torso="sphere", hidden_sizes=(32,), num_atoms=51, critic=CriticConfig(hidden_sizes=(64,))
+    )
+    return like("pendulum-sac", name, agent=agent, network=network, normalisation=_SCALED)
+
+
+@preset
+def pendulum_redq(name: str) -> Experiment:
+    """Pendulum-v1 in few frames: 20 updates a frame of ten critics, of which targets take two."""
+    return _many_updates(name, SACConfig(num_critics=10, target_subset=2), CriticConfig())
+
+
+@preset
+def pendulum_droq(name: str) -> Experiment:
+    """Pendulum-v1 in few frames: 20 updates a frame of two critics with dropout and layer norm."""
+    critic = CriticConfig(norm="layer", dropout=0.01)
+    return _many_updates(name, SACConfig(dropout_in_targets=True), critic)
+
+
+def _many_updates(name: str, agent: SACConfig, critic: CriticConfig) -> Experiment:
+    """Returns SAC with 20 updates of the critics for each frame, and one of the policy."""
+    agent = dataclasses.replace(
+        agent,
+        discount=0.98,
+        random_frames=500,
+        policy_value="mean",
+        policy_period=20,
+        policy_optimizer=OptimizerConfig(learning_rate=3e-3, eps=1e-8),
+    )
+    base = like("pendulum-sac", name, agent=agent)
+    return dataclasses.replace(
+        base,
+        network=dataclasses.replace(base.network, critic=critic),
+        replay=transitions(64, max_size=20_000, min_size=500, updates_per_frame=20.0),
+        frames=3_000,
+    )
+
+
+@preset
+def pendulum_d4pg(name: str) -> Experiment:
+    """Pendulum-v1 off-policy, by a deterministic policy and a distribution of returns."""
+    agent = D4PGConfig(
+        discount=0.98,
+        random_frames=1_000,
+        min_value=-40.0,  # rewards are 0.1 of the game's, which are at least -16.3
+        max_value=0.0,
+        optimizer=falling(2e-3, 19_000),
+    )
+    base = like("pendulum-sac", name, agent=agent)
+    return dataclasses.replace(
+        base,
+        network=dataclasses.replace(base.network, num_atoms=51),
+        normalisation=NormalisationConfig(reward_scale=0.1),
+    )
+
+
+def _mujoco(name: str, env: str, **fields: Any) -> Experiment:
+    return Experiment(
+        preset=name,
+        env=EnvConfig(env, num_envs=4),
+        replay=transitions(256, max_size=500_000, min_size=5_000, updates_per_frame=1.0),
+        evaluator=EvaluatorConfig(episodes=10, num_envs=10),
+        frames=500_000,
+        checkpoint_replay=False,
+        **fields,
+    )
+
+
+def _crossq(name: str, env: str) -> Experiment:
+    """Returns CrossQ with the constants of its paper, https://arxiv.org/abs/1902.05605."""
+    network = NetworkConfig(
+        hidden_sizes=(256, 256),
+        activation="relu",
+        norm="batch_renorm",
+        norm_place="outer",
+        batch_norm_decay=0.99,
+        renorm_after=100_000,
+        critic=CriticConfig(hidden_sizes=(2048, 2048)),
+    )
+    return _mujoco(name, env, agent=CrossQConfig(), network=network)
+
+
+@preset
+def hopper_crossq(name: str) -> Experiment:
+    """Hopper-v4 off-policy, by wide critics with batch norm and without target networks."""
+    return _crossq(name, "Hopper-v4")
+
+
+@preset
+def halfcheetah_crossq(name: str) -> Experiment:
+    """HalfCheetah-v4 off-policy, by wide critics with batch norm and without target networks."""
+    return _crossq(name, "HalfCheetah-v4")
+
+
+def _simba(name: str, env: str, num_actions: int) -> Experiment:
+    """Returns SimBaV2 with the constants of its paper, https://arxiv.org/abs/2502.15280."""
+    optimizer = OptimizerConfig(
+        learning_rate=1e-4, final_learning_rate=5e-5, anneal_steps=500_000, eps=1e-8
+    )
+    agent = CategoricalSACConfig(
+        temperature=0.01,
+        target_entropy=-0.5 * num_actions,
+        min_value=-5.0,
+        max_value=5.0,
+        optimizer=optimizer,
+    )
+    network = NetworkConfig(
+        torso="sphere",
+        hidden_sizes=(128,),
+        num_atoms=101,
+        critic=CriticConfig(hidden_sizes=(512, 512)),
+    )
+    return _mujoco(name, env, agent=agent, network=network, normalisation=_SCALED)
+
+
+@preset
+def hopper_simba(name: str) -> Experiment:
+    """Hopper-v4 off-policy, by a network on the hypersphere and distributions of returns."""
+    return _simba(name, "Hopper-v4", 3)
+
+
+@preset
+def halfcheetah_simba(name: str) -> Experiment:
+    """HalfCheetah-v4 off-policy, by a network on the hypersphere and distributions of returns."""
+    return _simba(name, "HalfCheetah-v4", 6)
