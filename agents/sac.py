@@ -59,6 +59,8 @@ class SACConfig(PolicyAndCriticsConfig):
     """Entropy to keep, in nats. None takes the values of the papers: minus the number of dimensions
     of a continuous action, and 0.98 of the largest possible entropy of a discrete one, which is
     the logarithm of the number of legal actions."""
+    soft_targets: bool = True
+    """Whether the critics' targets include the policy's entropy."""
     temperature_optimizer: OptimizerConfig | None = None
     """Optimizer of the temperature's logarithm; None takes optimizer."""
 
@@ -179,7 +181,8 @@ class SAC(PolicyAndCriticsAgent):
         valid = transition.valid
 
         value, entropy = self._expect(end_key, fixed.policy, target_critics, transition.end)
-        target = transition.reward + transition.discount * (value + temperature * entropy)
+        value += temperature * entropy if self.cfg.soft_targets else 0.0
+        target = transition.reward + transition.discount * value
         taken = self._values_taken(params.critics, transition)
         td_errors = jnp.where(valid[:, None], target[:, None] - taken, 0.0)
         critic_loss = jnp.mean(batch.weights * 0.5 * jnp.square(td_errors).sum(-1))

@@ -127,6 +127,8 @@ class Experiment(Checked):
     """Environment steps between two lines of logs."""
     checkpoint_period: int = 100_000
     """Environment steps between two checkpoints. The last one is always written at the end."""
+    checkpoints_kept: int = 3
+    """Number of checkpoints that are kept, the newest. `rlstack record --sets` plays them all."""
     checkpoint_replay: bool = True
     """Whether checkpoints include the content of the replay, so that a run resumes exactly."""
     modules: tuple[str, ...] = ()
@@ -136,7 +138,8 @@ class Experiment(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_agent()
-        self.require_at_least(1, "frames", "steps_per_update", "log_period", "checkpoint_period")
+        self.require_at_least(1, "frames", "steps_per_update", "log_period")
+        self.require_at_least(1, "checkpoint_period", "checkpoints_kept")
         if self.replay.min_actors > self.num_actors:
             raise ValueError(
                 f"Experiment: replay.min_actors must be at most the {self.num_actors} actors of "
