@@ -48,7 +48,7 @@ class AWACConfig(AdvantageWeightedConfig):
         self.require("temperature", self.temperature > 0, "positive")
 
 
-@register(AWACConfig, network=imitator_and_critic, policy=behaviour_policy)
+@register(AWACConfig, network=imitator_and_critic, policy=behaviour_policy, recorded="any")
 class AWAC(AdvantageWeightedAgent):
     """The agent; construct it with `imitator_and_critic` networks."""
 

@@ -54,7 +54,13 @@ class CQLConfig(SACConfig):
         self.require_at_least(1, "num_sampled")
 
 
-@register(CQLConfig, network=policy_and_critic, policy=behaviour_policy, older_runtime=False)
+@register(
+    CQLConfig,
+    network=policy_and_critic,
+    policy=behaviour_policy,
+    recorded="any",
+    older_runtime=False,
+)
 class CQL(SAC):
     """The agent; construct it as `rlstack.agent.Agent` says, with `policy_and_critic` networks."""
 
@@ -114,7 +120,7 @@ class DiscreteCQLConfig(DQNConfig):
         self.require_at_least(0, "conservative_weight")
 
 
-@register(DiscreteCQLConfig, network=q_network, policy=q_learning.behaviour_policy)
+@register(DiscreteCQLConfig, network=q_network, policy=q_learning.behaviour_policy, recorded="any")
 class DiscreteCQL(DQN):
     """The agent; construct it as `rlstack.agent.Agent` says, with a network of action values."""
 

@@ -57,7 +57,7 @@ class IQLConfig(AdvantageWeightedConfig):
         self.require("max_weight", self.max_weight > 0, "positive")
 
 
-@register(IQLConfig, network=imitator_and_critic, policy=behaviour_policy)
+@register(IQLConfig, network=imitator_and_critic, policy=behaviour_policy, recorded="any")
 class IQL(AdvantageWeightedAgent):
     """The agent; construct it with `imitator_and_critic` networks."""
 

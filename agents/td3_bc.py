@@ -37,7 +37,9 @@ class TD3BCConfig(TD3Config):
         self.require_at_least(0, "critic_weight")
 
 
-@register(TD3BCConfig, network=deterministic_policy_and_critic, policy=behaviour_policy)
+@register(
+    TD3BCConfig, network=deterministic_policy_and_critic, policy=behaviour_policy, recorded="any"
+)
 class TD3BC(TD3):
     """The agent; construct it with `deterministic_policy_and_critic` networks."""
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -181,7 +182,10 @@ def _shown(path: Path) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _RecordOptions:
-    """Play whole episodes with the newest params of a run and write them to a dataset."""
+    """Play whole episodes with the newest params of a run and write them to a dataset.
+
+    With --sets, write four: random, medium, medium-replay and expert.
+    """
 
     run_dir: tyro.conf.Positional[Path]
     """The directory of the run."""
@@ -193,6 +197,9 @@ class _RecordOptions:
     """greedy takes the best action; explore explores as at the end of training."""
     seed: int | None = None
     """Seed of environments and exploration. By default the seed of the run."""
+    sets: bool = False
+    """Write random, medium, medium-replay and expert sets of all checkpoints of the run, each with
+    --frames, to --out, by default RUN_DIR/datasets. `--sets` alone means True."""
 
 
 def record(args: list[str]) -> int:
@@ -200,18 +207,31 @@ def record(args: list[str]) -> int:
     chosen = parse(_RecordOptions, "rlstack record", args)
     from rlstack.programs.run import record as recording
 
-    path, header = recording.record(
-        chosen.run_dir, chosen.out, frames=chosen.frames, policy=chosen.policy, seed=chosen.seed
-    )
-    found = {
-        "dataset": str(path),
-        "frames": header.frames,
-        "episodes": header.episodes,
-        "return_mean": header.return_mean,
-        "return_std": header.return_std,
-    }
-    print(json.dumps(found))
+    where = (chosen.run_dir, chosen.out)
+    if chosen.sets:
+        if chosen.policy != "greedy":
+            raise UsageError("--sets chooses the policy of each set: leave out --policy")
+        every = recording.record_sets(
+            *where, frames=chosen.frames, seed=chosen.seed, tell=_tell_on_stderr
+        )
+        made = list(every.values())
+    else:
+        policy = chosen.policy
+        made = [recording.record(*where, frames=chosen.frames, policy=policy, seed=chosen.seed)]
+    for path, header in made:
+        found = {
+            "dataset": str(path),
+            "frames": header.frames,
+            "episodes": header.episodes,
+            "return_mean": header.return_mean,
+            "return_std": header.return_std,
+        }
+        print(json.dumps(found))
     return 0
+
+
+def _tell_on_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 @dataclasses.dataclass(frozen=True)
