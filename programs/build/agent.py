@@ -22,7 +22,7 @@ from rlstack.families.observing import View, observing
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.config.member_config import is_fixed
 from rlstack.references import Hook, call_factory, name_of, nearest
-from rlstack.storage.datasets import Dataset, check_steps, window_starts
+from rlstack.storage.datasets import Dataset, check_steps, located, window_starts
 from rlstack.types import EnvSpec
 
 
@@ -92,7 +92,7 @@ def _demonstrated(cfg: ReplayConfig, agent: Agent, spec: EnvSpec) -> Agent:
     Raises:
       DatasetError: the recording cannot be read, or does not fit the environment or the agent.
     """
-    header = Dataset.read_header(cfg.demonstrations)
+    header = Dataset.read_header(located(cfg.demonstrations))
     step = transition_spec(agent, spec)
     check_steps(header, spec, step, f"Experiment: replay.demonstrations {cfg.demonstrations}")
     load = functools.partial(_recording, cfg, spec)
@@ -101,7 +101,7 @@ def _demonstrated(cfg: ReplayConfig, agent: Agent, spec: EnvSpec) -> Agent:
 
 @functools.lru_cache(maxsize=1)  # an update is traced several times
 def _read_all(cfg: ReplayConfig) -> tuple[Dataset, np.ndarray]:
-    dataset = Dataset(cfg.demonstrations)
+    dataset = Dataset(located(cfg.demonstrations))
     return dataset, window_starts(dataset, cfg)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -200,6 +202,9 @@ class _RecordOptions:
     sets: bool = False
     """Write random, medium, medium-replay and expert sets of all checkpoints of the run, each with
     --frames, to --out, by default RUN_DIR/datasets. `--sets` alone means True."""
+    format: Literal["rlstack", "minari"] = "rlstack"
+    """minari writes datasets of Minari instead. --out is then a name such as hopper/mine-v0, or
+    with --sets its first part."""
 
 
 def record(args: list[str]) -> int:
@@ -207,17 +212,20 @@ def record(args: list[str]) -> int:
     chosen = parse(_RecordOptions, "rlstack record", args)
     from rlstack.programs.run import record as recording
 
-    where = (chosen.run_dir, chosen.out)
-    if chosen.sets:
-        if chosen.policy != "greedy":
-            raise UsageError("--sets chooses the policy of each set: leave out --policy")
-        every = recording.record_sets(
-            *where, frames=chosen.frames, seed=chosen.seed, tell=_tell_on_stderr
-        )
-        made = list(every.values())
-    else:
-        policy = chosen.policy
-        made = [recording.record(*where, frames=chosen.frames, policy=policy, seed=chosen.seed)]
+    with contextlib.ExitStack() as stack:
+        out = chosen.out
+        if chosen.format == "minari":
+            out = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "made"
+        common: Any = {"frames": chosen.frames, "seed": chosen.seed}
+        if chosen.sets:
+            if chosen.policy != "greedy":
+                raise UsageError("--sets chooses the policy of each set: leave out --policy")
+            every = recording.record_sets(chosen.run_dir, out, tell=_tell_on_stderr, **common)
+            made = list(every.values())
+        else:
+            made = [recording.record(chosen.run_dir, out, policy=chosen.policy, **common)]
+        if chosen.format == "minari":
+            made = [(_to_minari(path, chosen), header) for path, header in made]
     for path, header in made:
         found = {
             "dataset": str(path),
@@ -228,6 +236,16 @@ def record(args: list[str]) -> int:
         }
         print(json.dumps(found))
     return 0
+
+
+def _to_minari(path: Path, chosen: _RecordOptions) -> Path:
+    """Writes a dataset as one of Minari; returns its directory."""
+    from rlstack.storage.datasets import Dataset
+    from rlstack.storage.datasets.minari import export
+
+    dataset = Dataset(path)
+    name = str(chosen.out or f"{dataset.header.source['preset']}/{chosen.policy}-v0")
+    return export(dataset, f"{chosen.out or 'rlstack'}/{path.name}-v0" if chosen.sets else name)
 
 
 def _tell_on_stderr(text: str) -> None:

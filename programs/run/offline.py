@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TextIO
 
 import jax
@@ -25,7 +24,7 @@ from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.run.run_session import Loop
 from rlstack.programs.run.single_process import SingleProcess
 from rlstack.programs.session.periodic import PeriodicActions
-from rlstack.storage.datasets import Dataset, Header, Windows
+from rlstack.storage.datasets import Dataset, Header, Windows, located
 from rlstack.types import EnvSpec, PyTree
 
 # Functions of these modules are environments, and do no more than their names say.
@@ -45,12 +44,12 @@ def resolve_dataset(experiment: Experiment) -> Experiment:
     """
     _check_recorded(experiment)
     if experiment.replay.demonstrations:
-        where, _ = located(experiment.replay.demonstrations)
-        replay = dataclasses.replace(experiment.replay, demonstrations=str(where))
+        name, _ = _named(experiment.replay.demonstrations)
+        replay = dataclasses.replace(experiment.replay, demonstrations=name)
         experiment = dataclasses.replace(experiment, replay=replay)
     if not experiment.data:
         return experiment
-    path, header = located(experiment.data)
+    path, header = _named(experiment.data)
     env = experiment.env
     if not env.name:
         name = str(header.env["name"])
@@ -62,17 +61,13 @@ def resolve_dataset(experiment: Experiment) -> Experiment:
                 " and the options by --env.options."
             )
         env = dataclasses.replace(env, **header.env, eval_options={})
-    return dataclasses.replace(experiment, data=str(path), env=env)
+    return dataclasses.replace(experiment, data=path, env=env)
 
 
-def located(name: str) -> tuple[Path, Header]:
-    """Returns the absolute path of a dataset, and its header.
-
-    Raises:
-      DatasetError: it cannot be read.
-    """
-    path = Path(name).absolute()
-    return path, Dataset.read_header(path)
+def _named(name: str) -> tuple[str, Header]:
+    """Returns the name of a dataset for any working directory, and its header."""
+    path = located(name)
+    return name if name.startswith("minari:") else str(path), Dataset.read_header(path)
 
 
 def _check_recorded(experiment: Experiment) -> None:
@@ -156,7 +151,7 @@ class Offline:
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
         seed = experiment.seed
-        self.dataset = Dataset(experiment.data)
+        self.dataset = Dataset(located(experiment.data))
         with make_evaluation_env(experiment) as env:
             self.spec: EnvSpec = env.spec
         agent = make_agent(experiment, self.spec)
@@ -227,7 +222,7 @@ class OfflineFirst(SingleProcess):
         super().__init__(experiment, phase)
         try:
             spec = self.env.spec
-            self.dataset = Dataset(experiment.data)
+            self.dataset = Dataset(located(experiment.data))
             self.windows = _windows(experiment, self.dataset, spec, make_agent(experiment, spec))
         except BaseException:
             self.close()

@@ -20,6 +20,7 @@ order without loading them.
 """
 
 from rlstack.storage.datasets.header import DatasetError, Header, Shard, check_specs
+from rlstack.storage.datasets.minari import located
 from rlstack.storage.datasets.reader import Dataset
 from rlstack.storage.datasets.windows import Windows, check_steps, window_starts
 from rlstack.storage.datasets.writer import DatasetWriteError, DatasetWriter
@@ -34,5 +35,6 @@ __all__ = [
     "Windows",
     "check_specs",
     "check_steps",
+    "located",
     "window_starts",
 ]
