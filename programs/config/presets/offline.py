@@ -1,7 +1,7 @@
-"""Presets that learn from recorded data, given by --data.
+"""Presets that learn from recorded data, given by --data or --replay.demonstrations.
 
-A run makes 200,000 updates, where the publications make a million. With `--offline-updates N` it
-acts after N updates, and --frames are those of acting.
+With --data a run makes 200,000 updates, where the publications make a million. With
+`--offline-updates N` it acts after N updates, and --frames are those of acting.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from typing import Any
 
 from rlstack.agents.awac import AWACConfig
 from rlstack.agents.cql import CQLConfig, DiscreteCQLConfig
+from rlstack.agents.gail import GAILConfig
 from rlstack.agents.iql import IQLConfig
+from rlstack.agents.sqil import SQILConfig
 from rlstack.agents.td3_bc import TD3BCConfig
 from rlstack.configs.acting import EvaluatorConfig
 from rlstack.configs.network import NetworkConfig
 from rlstack.configs.normalisation import NormalisationConfig
 from rlstack.optimizers import OptimizerConfig
 from rlstack.programs.config.experiment import EnvConfig, Experiment
-from rlstack.programs.config.presets.registry import preset, transitions
+from rlstack.programs.config.presets.registry import falling, like, preset, transitions
 
 _UPDATES = 200_000
 
@@ -138,4 +140,26 @@ def cartpole_cql(name: str) -> Experiment:
         evaluator=EvaluatorConfig(episodes=100, num_envs=20),
         frames=20_000 * 128,
         log_period=1_000 * 128,
+    )
+
+
+def _pendulum(name: str, agent: Any) -> Experiment:
+    """Returns pendulum-sac with half of each batch from the demonstrations."""
+    replay = transitions(64, max_size=20_000, min_size=1_000, updates_per_frame=1.0)
+    return like("pendulum-sac", name, agent=agent, replay=replay)
+
+
+@preset
+def pendulum_gail(name: str) -> Experiment:
+    """Pendulum-v1 by imitation, with a discriminator: --replay.demonstrations DIR."""
+    return _pendulum(
+        name, GAILConfig(discount=0.98, random_frames=1_000, optimizer=falling(2e-3, 19_000))
+    )
+
+
+@preset
+def pendulum_sqil(name: str) -> Experiment:
+    """Pendulum-v1 by imitation, with rewards of 0 and 1: --replay.demonstrations DIR."""
+    return _pendulum(
+        name, SQILConfig(discount=0.98, random_frames=1_000, optimizer=falling(2e-3, 19_000))
     )
