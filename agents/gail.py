@@ -124,13 +124,13 @@ class GAIL(SAC):
 
         # Both kinds count alike, whatever their shares are.
         kinds = valid & demonstrated, valid & ~demonstrated
-        entropy = sum((mean(losses, rows) for rows in kinds), jnp.zeros(()))
+        entropy = mean(losses, kinds[0]) + mean(losses, kinds[1])
         norm = self._gradient_norm(discriminator, rng_key, first.timestep, action)
         penalty = mean(jnp.square(norm - 1.0), valid)
         return entropy + self.cfg.gradient_penalty * penalty, {
             "discriminator_loss": entropy,
             "gradient_penalty": penalty,
-            "discriminator_accuracy": 0.5 * sum(mean(right, rows) for rows in kinds),
+            "discriminator_accuracy": 0.5 * (mean(right, kinds[0]) + mean(right, kinds[1])),
         }
 
     def _gradient_norm(

@@ -20,7 +20,8 @@ SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*
 # Budgets. One that is passed fails its test; lower it when the code gets below it.
 MAX_FILE, MAX_FUNCTION, MAX_MODULES = 700, 60, 20
 MAX_ROOMS, MAX_FLOORS, MAX_ARROWS = 9, 8, 34  # of `programs`
-CONFIG_FILES, CONFIG_LINES = 25, 2500  # that importing the config of an experiment reads
+# What importing the config of an experiment reads; it has the options of recorded steps too.
+CONFIG_FILES, CONFIG_LINES = 25, 2533
 TRAIN_FILES = 225  # that `rlstack train cartpole-ppo` imports
 # These folders have one file per algorithm, family of presets, or game, so they may grow.
 ONE_FILE_EACH = {"agents", "programs/config/presets", "rlstack/entity/games", "tests/agents"}

@@ -192,7 +192,7 @@ class _RecordOptions:
     run_dir: tyro.conf.Positional[Path]
     """The directory of the run."""
     out: Path | None = None
-    """The directory of the dataset, new or empty. By default RUN_DIR/dataset."""
+    """The directory of the dataset, new or empty. By default RUN_DIR/dataset. See --format."""
     frames: int = 20_000
     """Minimum number of environment steps. Episodes that were started are finished."""
     policy: Literal["greedy", "explore"] = "greedy"
@@ -215,6 +215,8 @@ def record(args: list[str]) -> int:
     with contextlib.ExitStack() as stack:
         out = chosen.out
         if chosen.format == "minari":
+            if chosen.out is None:
+                raise UsageError("--format minari needs a name: --out hopper/mine-v0")
             out = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "made"
         common: Any = {"frames": chosen.frames, "seed": chosen.seed}
         if chosen.sets:
@@ -225,7 +227,9 @@ def record(args: list[str]) -> int:
         else:
             made = [recording.record(chosen.run_dir, out, policy=chosen.policy, **common)]
         if chosen.format == "minari":
-            made = [(_to_minari(path, chosen), header) for path, header in made]
+            first = str(chosen.out)
+            names = [f"{first}/{path.name}-v0" if chosen.sets else first for path, _ in made]
+            made = recording.to_minari(made, names)
     for path, header in made:
         found = {
             "dataset": str(path),
@@ -236,16 +240,6 @@ def record(args: list[str]) -> int:
         }
         print(json.dumps(found))
     return 0
-
-
-def _to_minari(path: Path, chosen: _RecordOptions) -> Path:
-    """Writes a dataset as one of Minari; returns its directory."""
-    from rlstack.storage.datasets import Dataset
-    from rlstack.storage.datasets.minari import export
-
-    dataset = Dataset(path)
-    name = str(chosen.out or f"{dataset.header.source['preset']}/{chosen.policy}-v0")
-    return export(dataset, f"{chosen.out or 'rlstack'}/{path.name}-v0" if chosen.sets else name)
 
 
 def _tell_on_stderr(text: str) -> None:

@@ -168,7 +168,7 @@ class Experiment(Checked):
         if self.layout.is_compiled and not self.data and not self.policies:
             fused_config.check(self.env, self.replay, self.learner, self.step_processor)
         fits = not self.data or self.layout == Layout()
-        self.require("topology", fits, "single_process with data, which actors do not have")
+        self.require("topology", fits, "single_process with data, because there are no actors")
         fits = self.offline_updates == 0 or (self.offline_updates > 0 and self.data != "")
         self.require("offline_updates", fits, "at least 0, and 0 without data")
         self.require("seed", 0 <= self.seed < 2**31, "in [0, 2^31)")
@@ -273,9 +273,8 @@ class Experiment(Checked):
     @property
     def all_frames(self) -> int:
         """The budget of frames, with the steps learned from before the run acts."""
-        return self.frames + self.offline_updates * self.replay.batch_size * (
-            self.replay.unroll_length
-        )
+        before = self.offline_updates * self.replay.batch_size * self.replay.unroll_length
+        return self.frames + before
 
     @property
     def evaluation_period(self) -> int:

@@ -25,7 +25,7 @@ from rlstack.programs.session.run_config import read_config
 from rlstack.programs.session.run_dir import RunDir
 from rlstack.programs.session.signals import Interrupted, StopSignals
 from rlstack.storage import checkpoint
-from rlstack.storage.datasets import DatasetWriter, Header
+from rlstack.storage.datasets import Dataset, DatasetWriter, Header, minari
 
 Policy = Literal["greedy", "explore"]
 
@@ -135,6 +135,18 @@ def record_sets(
         write("medium", "explore", [saved[medium]])
         write("expert", "greedy", [saved[expert]])
     return found
+
+
+def to_minari(
+    made: Sequence[tuple[Path, Header]], names: Sequence[str]
+) -> list[tuple[Path, Header]]:
+    """Writes datasets as ones of Minari, with these names; returns their directories and headers.
+
+    Raises:
+      DatasetError: Minari is not installed, or refuses a name.
+    """
+    pairs = zip(made, names, strict=True)
+    return [(minari.export(Dataset(path), name), header) for (path, header), name in pairs]
 
 
 def _frames_of(chosen: Sequence[Path]) -> str:

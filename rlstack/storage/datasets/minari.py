@@ -192,5 +192,5 @@ def _space(spec: PyTree) -> spaces.Space:
         return spaces.Discrete(int(spec.num_values), start=int(start_of(spec)))
     theirs = own_spec(spec)
     low, high = getattr(theirs, "minimum", -np.inf), getattr(theirs, "maximum", np.inf)
-    bounds = (np.broadcast_to(x, spec.shape).astype(theirs.dtype) for x in (low, high))
-    return spaces.Box(*bounds, spec.shape, theirs.dtype)
+    low, high = (np.broadcast_to(x, spec.shape).astype(theirs.dtype) for x in (low, high))
+    return spaces.Box(low, high, spec.shape, theirs.dtype.type)
