@@ -25,6 +25,7 @@ from rlstack.agents.dqn import DQN, DQNConfig
 from rlstack.agents.registry import register
 from rlstack.agents.sac import SAC, SACConfig, SACParams, behaviour_policy
 from rlstack.checks import ActionKindError
+from rlstack.exploration import initial_counts
 from rlstack.families import q_learning
 from rlstack.math.n_step import NStep, n_step
 from rlstack.networks import policy_and_critic, q_network
@@ -91,13 +92,13 @@ class CQL(SAC):
         assert self._bounds is not None
         count, timestep = self.cfg.num_sampled, transition.timestep
         taken = self._bounds.to_unit(transition.action)
-        policy = jax.lax.stop_gradient(evaluating(params.policy))
+        fixed, no_counts = jax.lax.stop_gradient(evaluating(params)), initial_counts(0)
         uniform_key, now_key, end_key = jax.random.split(rng_key, 3)
         actions = jax.random.uniform(uniform_key, (count, *taken.shape), minval=-1.0, maxval=1.0)
         densities = jnp.full((count, len(taken)), -taken.shape[-1] * math.log(2.0))
         found = [(actions, densities)]
         for key, steps in ((now_key, timestep), (end_key, transition.end)):
-            distribution = self._distribution(policy, steps)
+            distribution: Any = self.action_distribution(key, fixed, steps, no_counts)
             keys = jax.random.split(key, count)
             found.append(jax.vmap(distribution.sample_and_log_prob)(keys))
         actions, densities = (jnp.concatenate(parts) for parts in zip(*found, strict=True))
