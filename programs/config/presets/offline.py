@@ -159,7 +159,15 @@ def pendulum_gail(name: str) -> Experiment:
 
 @preset
 def pendulum_sqil(name: str) -> Experiment:
-    """Pendulum-v1 by imitation, with rewards of 0 and 1: --replay.demonstrations DIR."""
-    return _pendulum(
-        name, SQILConfig(discount=0.98, random_frames=1_000, optimizer=falling(2e-3, 19_000))
+    """Pendulum-v1 by imitation, with rewards of 0 and 1: --replay.demonstrations DIR.
+
+    The temperature is fixed, as in soft Q-learning; a learned one did not imitate.
+    """
+    agent = SQILConfig(
+        discount=0.98,
+        random_frames=1_000,
+        temperature=0.1,
+        learn_temperature=False,
+        optimizer=falling(2e-3, 19_000),
     )
+    return _pendulum(name, agent)
