@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, MutableMapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from rlstack.configs.exploration import PolicyConfig
 from rlstack.configs.network import NetworkConfig
@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # JAX is imported with the first agent
     from rlstack.exploration import Policy
     from rlstack.networks import Network, PolicyAndCritic
 
+Recorded = Literal["", "any", "demonstrations"]
 AgentClass = TypeVar("AgentClass", bound="type[Agent]")
 
 
@@ -25,6 +26,7 @@ class Entry(NamedTuple):
     network: Callable[..., Network | PolicyAndCritic]
     policy: Callable[[Any, int], Policy]
     offline: bool
+    recorded: Recorded
     older_runtime: bool
     compares_with_acting: bool
 
@@ -117,6 +119,7 @@ def register(
     network: Callable[..., Network | PolicyAndCritic],
     policy: Callable[[Any, int], Policy] = sample,
     offline: bool = False,
+    recorded: Recorded = "",
     older_runtime: bool = True,
     compares_with_acting: bool = False,
 ) -> Callable[[AgentClass], AgentClass]:
@@ -128,6 +131,8 @@ def register(
         uses unless the experiment names another.
       policy: ``(agent config, number of environments) -> policy``, how the agent explores.
       offline: whether the agent learns from recorded data only, and never from its own acting.
+      recorded: which recorded steps an experiment must give it besides: replay.demonstrations, or
+          "any", which may also be data.
       older_runtime: whether XLA's older CPU runtime can compile the agent's update. The one in
           jaxlib 0.5 aborts on large matrix products of random numbers.
       compares_with_acting: whether the loss has the ratio of an action's probabilities in learning
@@ -135,7 +140,9 @@ def register(
     """
 
     def add(agent: AgentClass) -> AgentClass:
-        AGENTS[config] = Entry(agent, network, policy, offline, older_runtime, compares_with_acting)
+        AGENTS[config] = Entry(
+            agent, network, policy, offline, recorded, older_runtime, compares_with_acting
+        )
         return agent
 
     return add

@@ -68,6 +68,8 @@ class SACConfig(PolicyAndCriticsConfig):
     """Entropy to keep, in nats. None takes the values of the papers: minus the number of dimensions
     of a continuous action, and 0.98 of the largest possible entropy of a discrete one, which is
     the logarithm of the number of legal actions."""
+    soft_targets: bool = True
+    """Whether the critics' targets include the policy's entropy."""
     temperature_optimizer: OptimizerConfig | None = None
     """Optimizer of the temperature's logarithm; None takes optimizer."""
     target_subset: int = 0
@@ -289,8 +291,9 @@ class SAC(PolicyAndCriticsAgent):
         if self.cfg.dropout_in_targets:
             target_critics = training(rng_key, target_critics)
         value, entropy = self.expect(rng_key, fixed.policy, target_critics, transition.end, judge)
-        soft_value = value + jnp.exp(fixed.log_temperature) * entropy
-        target = transition.reward + transition.discount * soft_value
+        if self.cfg.soft_targets:
+            value += jnp.exp(fixed.log_temperature) * entropy
+        target = transition.reward + transition.discount * value
         return self.squared_errors(target, self.outputs_taken(critics, transition), transition)
 
     def squared_errors(self, target: Array, taken: Array, transition: NStep) -> CriticLosses:

@@ -76,6 +76,7 @@ class Batch(NamedTuple):
 
     trajectory: Trajectory  # [T+1, B, ...]
     weights: Array  # [B] float32, importance weights; ones where sampling is uniform
+    demonstrated: Array | None = None  # [B] bool, items of replay.demonstrations; None without
 
 
 class LearnerOutput(NamedTuple):

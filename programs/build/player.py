@@ -81,6 +81,10 @@ class Player:
         """Steps so far, of this run and of those that it resumes."""
         return self._base_frames + self.actor.env_frames
 
+    def count(self, frames: int) -> None:
+        """Counts frames that the policy has learned from without acting."""
+        self._base_frames += frames
+
     def begin(self, env: Any) -> None:
         """Makes the actor, which resets the environments; the replay keeps what it has.
 

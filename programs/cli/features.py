@@ -57,6 +57,8 @@ CHOICES = (
     Choice("rlstack export", "npz"),
     Choice("rlstack export", "stablehlo", ("flatbuffers",)),
     Choice("rlstack export", "onnx", ("jax2onnx", "onnxruntime")),
+    Choice("rlstack record --format", "rlstack"),
+    Choice("rlstack record --format", "minari", ("minari",)),
     Choice("rlstack report", "tables, html, csv, latex"),
     Choice("rlstack report", "png and svg", ("matplotlib",)),
     Choice("rlstack sweep", "grid"),
@@ -83,6 +85,7 @@ EXTRAS = {
     "jax2onnx": "onnx",
     "jaxmarl": "jaxmarl",
     "matplotlib": "report",
+    "minari": "minari",
     "mlflow": "mlflow",
     "mpe2": "pettingzoo",
     "onnxruntime": "onnx",
@@ -96,8 +99,8 @@ EXTRAS = {
 DISTRIBUTIONS = {"PIL": "pillow", "pygame": "pygame-ce"}
 # Modules that only CPython 3.10 can have.
 REFERENCE_ONLY = ("launchpad", "courier", "reverb", "tensorflow")
-# Modules that need a newer JAX than CPython 3.10 can have beside the services.
-CORE_ONLY = ("jax2onnx", "jaxmarl")
+# Modules that need a newer Python or JAX than CPython 3.10 can have beside the services.
+CORE_ONLY = ("jax2onnx", "jaxmarl", "minari")
 
 
 class Line(NamedTuple):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import signal
+import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -181,18 +184,27 @@ def _shown(path: Path) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _RecordOptions:
-    """Play whole episodes with the newest params of a run and write them to a dataset."""
+    """Play whole episodes with the newest params of a run and write them to a dataset.
+
+    With --sets, write four: random, medium, medium-replay and expert.
+    """
 
     run_dir: tyro.conf.Positional[Path]
     """The directory of the run."""
     out: Path | None = None
-    """The directory of the dataset, new or empty. By default RUN_DIR/dataset."""
+    """The directory of the dataset, new or empty. By default RUN_DIR/dataset. See --format."""
     frames: int = 20_000
     """Minimum number of environment steps. Episodes that were started are finished."""
     policy: Literal["greedy", "explore"] = "greedy"
     """greedy takes the best action; explore explores as at the end of training."""
     seed: int | None = None
     """Seed of environments and exploration. By default the seed of the run."""
+    sets: bool = False
+    """Write random, medium, medium-replay and expert sets of all checkpoints of the run, each with
+    --frames, to --out, by default RUN_DIR/datasets. `--sets` alone means True."""
+    format: Literal["rlstack", "minari"] = "rlstack"
+    """minari writes datasets of Minari instead. --out is then a name such as hopper/mine-v0, or
+    with --sets its first part."""
 
 
 def record(args: list[str]) -> int:
@@ -200,18 +212,38 @@ def record(args: list[str]) -> int:
     chosen = parse(_RecordOptions, "rlstack record", args)
     from rlstack.programs.run import record as recording
 
-    path, header = recording.record(
-        chosen.run_dir, chosen.out, frames=chosen.frames, policy=chosen.policy, seed=chosen.seed
-    )
-    found = {
-        "dataset": str(path),
-        "frames": header.frames,
-        "episodes": header.episodes,
-        "return_mean": header.return_mean,
-        "return_std": header.return_std,
-    }
-    print(json.dumps(found))
+    with contextlib.ExitStack() as stack:
+        out = chosen.out
+        if chosen.format == "minari":
+            if chosen.out is None:
+                raise UsageError("--format minari needs a name: --out hopper/mine-v0")
+            out = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "made"
+        common: Any = {"frames": chosen.frames, "seed": chosen.seed}
+        if chosen.sets:
+            if chosen.policy != "greedy":
+                raise UsageError("--sets chooses the policy of each set: leave out --policy")
+            every = recording.record_sets(chosen.run_dir, out, tell=_tell_on_stderr, **common)
+            made = list(every.values())
+        else:
+            made = [recording.record(chosen.run_dir, out, policy=chosen.policy, **common)]
+        if chosen.format == "minari":
+            first = str(chosen.out)
+            names = [f"{first}/{path.name}-v0" if chosen.sets else first for path, _ in made]
+            made = recording.to_minari(made, names)
+    for path, header in made:
+        found = {
+            "dataset": str(path),
+            "frames": header.frames,
+            "episodes": header.episodes,
+            "return_mean": header.return_mean,
+            "return_std": header.return_std,
+        }
+        print(json.dumps(found))
     return 0
+
+
+def _tell_on_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 @dataclasses.dataclass(frozen=True)

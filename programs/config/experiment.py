@@ -69,8 +69,10 @@ class Experiment(Checked):
     hours: float = 0.0
     """Budget: hours of training, over all commands of the run; 0 is no limit."""
     data: str = ""
-    """Directory of a dataset to learn from, without acting; `rlstack record` writes one.
-    frames then counts the steps learned from, with repetitions."""
+    """Directory of a dataset to learn from, without acting; `rlstack record` writes one, and
+    minari:NAME is one of Minari. frames then counts the steps learned from, with repetitions."""
+    offline_updates: int = 0
+    """Updates from data after which the run acts, for frames. 0: it does not act with data."""
     seed: int = 1
     """Seed of all random numbers of the run."""
     topology: Topology = "single_process"
@@ -127,6 +129,8 @@ class Experiment(Checked):
     """Environment steps between two lines of logs."""
     checkpoint_period: int = 100_000
     """Environment steps between two checkpoints. The last one is always written at the end."""
+    checkpoints_kept: int = 3
+    """Number of checkpoints that are kept, the newest. `rlstack record --sets` plays them all."""
     checkpoint_replay: bool = True
     """Whether checkpoints include the content of the replay, so that a run resumes exactly."""
     modules: tuple[str, ...] = ()
@@ -136,7 +140,8 @@ class Experiment(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_agent()
-        self.require_at_least(1, "frames", "steps_per_update", "log_period", "checkpoint_period")
+        self.require_at_least(1, "frames", "steps_per_update", "log_period")
+        self.require_at_least(1, "checkpoint_period", "checkpoints_kept")
         if self.replay.min_actors > self.num_actors:
             raise ValueError(
                 f"Experiment: replay.min_actors must be at most the {self.num_actors} actors of "
@@ -164,6 +169,8 @@ class Experiment(Checked):
             fused_config.check(self.env, self.replay, self.learner, self.step_processor)
         fits = not self.data or self.layout == Layout()
         self.require("topology", fits, "single_process with data, because there are no actors")
+        fits = self.offline_updates == 0 or (self.offline_updates > 0 and self.data != "")
+        self.require("offline_updates", fits, "at least 0, and 0 without data")
         self.require("seed", 0 <= self.seed < 2**31, "in [0, 2^31)")
         if self.network_factory and self.network.dtype != "float32":
             raise ValueError(
@@ -259,10 +266,21 @@ class Experiment(Checked):
         return small and (entry is None or entry.older_runtime)
 
     @property
+    def acts(self) -> bool:
+        """Whether the run acts, and does not only learn from data."""
+        return not self.data or self.offline_updates > 0
+
+    @property
+    def all_frames(self) -> int:
+        """The budget of frames, with the steps learned from before the run acts."""
+        before = self.offline_updates * self.replay.batch_size * self.replay.unroll_length
+        return self.frames + before
+
+    @property
     def evaluation_period(self) -> int:
         """Frames between evaluations during training; 0 for none."""
         if self.evaluator.period == "auto":
-            return max(self.frames // _TIMES, _LEAST_PERIOD)
+            return max(self.all_frames // _TIMES, _LEAST_PERIOD)
         return self.evaluator.fixed_period
 
     @property

@@ -312,6 +312,7 @@ class LearnerNode:
             progress.env_frames,
             tree,
             {**progress.metadata(), **origin.record(self._setup.directory), **metadata},
+            keep=self._setup.experiment.checkpoints_kept,
             before_rename=self._setup.directory.check_claim,
         )
 

@@ -1,10 +1,11 @@
-"""One process that learns from a dataset, without acting."""
+"""One process that learns from a dataset, without acting or before it acts."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from contextlib import AbstractContextManager
 from typing import TextIO
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 
 from rlstack.acting.actor import transition_spec
 from rlstack.acting.evaluator import Evaluation
+from rlstack.agent import Agent
 from rlstack.agents import AGENTS
 from rlstack.learning.learner import Learner
 from rlstack.programs.build.agent import make_agent
@@ -19,8 +21,10 @@ from rlstack.programs.build.environments import make_evaluation_env
 from rlstack.programs.build.evaluation import evaluate, make_evaluator
 from rlstack.programs.build.seeds import role_key, role_seed
 from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.run.host import HostLoop
+from rlstack.programs.run.run_session import Engine
 from rlstack.programs.session.periodic import PeriodicActions
-from rlstack.storage.datasets import Dataset, Windows
+from rlstack.storage.datasets import Dataset, Header, Windows, located
 from rlstack.types import EnvSpec, PyTree
 
 # Functions of these modules are environments, and do no more than their names say.
@@ -34,25 +38,18 @@ def resolve_dataset(experiment: Experiment) -> Experiment:
     becomes the environment of the dataset. An experiment without a dataset stays as it is.
 
     Raises:
-      ValueError: an agent that learns only offline has no dataset; the dataset cannot be read; its
+      ValueError: the agent needs recorded steps and has none; a dataset cannot be read; its
         environment is a function of the user's own, which a dataset must not call; or rewards are
         normalised by returns, which only acting measures.
     """
+    _check_recorded(experiment)
+    if experiment.replay.demonstrations:
+        name, _ = _named(experiment.replay.demonstrations)
+        replay = dataclasses.replace(experiment.replay, demonstrations=name)
+        experiment = dataclasses.replace(experiment, replay=replay)
     if not experiment.data:
-        entry = AGENTS.get(type(experiment.agent))
-        if entry is not None and entry.offline:
-            raise ValueError(
-                f"Experiment: data must be given for {experiment.preset}, which learns from a "
-                "dataset only. Record one with rlstack record RUN_DIR and give --data DATASET_DIR."
-            )
         return experiment
-    if experiment.normalisation.rewards == "return":
-        raise ValueError(
-            "Experiment: normalisation.rewards must not be return with data, because returns are "
-            "measured while acting. Use --normalisation.rewards reward."
-        )
-    path = Path(experiment.data).absolute()
-    header = Dataset.read_header(path)
+    path, header = _named(experiment.data)
     env = experiment.env
     if not env.name:
         name = str(header.env["name"])
@@ -64,7 +61,82 @@ def resolve_dataset(experiment: Experiment) -> Experiment:
                 " and the options by --env.options."
             )
         env = dataclasses.replace(env, **header.env, eval_options={})
-    return dataclasses.replace(experiment, data=str(path), env=env)
+    return dataclasses.replace(experiment, data=path, env=env)
+
+
+def _named(name: str) -> tuple[str, Header]:
+    """Returns the name of a dataset for any working directory, and its header."""
+    path = located(name)
+    return name if name.startswith("minari:") else str(path), Dataset.read_header(path)
+
+
+def _check_recorded(experiment: Experiment) -> None:
+    """Checks that the agent has the recorded steps that it needs, and may learn from them."""
+    entry = AGENTS.get(type(experiment.agent))
+    demonstrations = experiment.replay.demonstrations
+    if entry is not None and entry.offline and not experiment.data:
+        raise ValueError(
+            f"Experiment: data must be given for {experiment.preset}, which learns from a "
+            "dataset only. Record one with rlstack record RUN_DIR and give --data DATASET_DIR."
+        )
+    if entry is not None and entry.offline and experiment.offline_updates:
+        raise ValueError(
+            f"Experiment: offline_updates must be 0 for {entry.agent.__name__}, which does not "
+            f"learn by acting; got {experiment.offline_updates}."
+        )
+    if entry is not None and entry.recorded and not demonstrations:
+        either = entry.recorded == "any"
+        if not (either and experiment.data):
+            raise ValueError(
+                f"Experiment: {'data or ' * either}replay.demonstrations must be given for "
+                f"{experiment.preset}, which learns from recorded steps. Record some with rlstack "
+                f"record RUN_DIR and give {'--data or ' * either}--replay.demonstrations "
+                "DATASET_DIR."
+            )
+    if experiment.normalisation.rewards == "return" and (experiment.data or demonstrations):
+        raise ValueError(
+            "Experiment: normalisation.rewards must not be return with data or demonstrations, "
+            "because returns are measured while acting. Use --normalisation.rewards reward."
+        )
+
+
+def make_loop(experiment: Experiment, phase: Callable[[str], AbstractContextManager]) -> Engine:
+    """Returns the loop of an experiment with data.
+
+    Args:
+      experiment: the experiment.
+      phase: called with a text about what may take long, and entered while it lasts.
+    """
+    return OfflineFirst(experiment, phase) if experiment.acts else Offline(experiment)
+
+
+def _windows(experiment: Experiment, dataset: Dataset, spec: EnvSpec, agent: Agent) -> Windows:
+    return Windows(
+        dataset,
+        experiment.replay,
+        spec,
+        transition_spec(agent, spec),
+        jax.tree.map(np.asarray, agent.initial_state(experiment.replay.batch_size)),
+        role_seed(experiment.seed, "replay"),
+    )
+
+
+def _announce(dataset: Dataset, windows: Windows, stream: TextIO) -> None:
+    """Prints the size of a dataset and the returns in it."""
+    header = dataset.header
+    print(
+        f"dataset: {header.frames:,} frames in {header.episodes:,} episodes of return "
+        f"{header.return_mean:.1f} +- {header.return_std:.1f}, "
+        f"{windows.num_windows:,} windows",
+        file=stream,
+        flush=True,
+    )
+    if dataset.note:
+        print(f"note: {dataset.path}: {dataset.note}", file=stream, flush=True)
+
+
+def _drawn(windows: Windows) -> dict[str, object]:
+    return {f"dataset/{name}": value for name, value in windows.stats().items()}
 
 
 class Offline:
@@ -79,35 +151,18 @@ class Offline:
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
         seed = experiment.seed
-        self.dataset = Dataset(experiment.data)
+        self.dataset = Dataset(located(experiment.data))
         with make_evaluation_env(experiment) as env:
             self.spec: EnvSpec = env.spec
         agent = make_agent(experiment, self.spec)
-        cfg = experiment.replay
-        self.windows = Windows(
-            self.dataset,
-            cfg,
-            self.spec,
-            transition_spec(agent, self.spec),
-            jax.tree.map(np.asarray, agent.initial_state(cfg.batch_size)),
-            role_seed(seed, "replay"),
-        )
+        self.windows = _windows(experiment, self.dataset, self.spec, agent)
         self.learner = Learner(experiment.learner, agent, self.windows, role_key(seed, "learner"))
         self._evaluator = make_evaluator(experiment, self.spec)
         self.env_frames = 0
 
     def announce(self, stream: TextIO) -> None:
         """Prints the size of the dataset and the returns in it."""
-        header = self.dataset.header
-        print(
-            f"dataset: {header.frames:,} frames in {header.episodes:,} episodes of return "
-            f"{header.return_mean:.1f} +- {header.return_std:.1f}, "
-            f"{self.windows.num_windows:,} windows",
-            file=stream,
-            flush=True,
-        )
-        if self.dataset.note:
-            print(f"note: {self.dataset.path}: {self.dataset.note}", file=stream, flush=True)
+        _announce(self.dataset, self.windows, stream)
 
     def advance(self, periodic: PeriodicActions) -> None:
         """Makes an update."""
@@ -121,8 +176,7 @@ class Offline:
 
     def stats(self) -> dict[str, object]:
         """Returns the counters to log."""
-        drawn = {f"dataset/{name}": value for name, value in self.windows.stats().items()}
-        return {"learner/steps": self.learner.version, **drawn}
+        return {"learner/steps": self.learner.version, **_drawn(self.windows)}
 
     def evaluate(
         self, progress: Callable[[int, int], None] | None = None, brief: bool = False
@@ -151,3 +205,58 @@ class Offline:
 
     def close(self) -> None:
         """Does nothing: the files of the dataset close when nothing refers to them."""
+
+
+class OfflineFirst(HostLoop):
+    """Learns from a dataset for ``offline_updates``, and then acts and learns in one process.
+
+    Its frames are the steps learned from before it acts, as in `Offline`, and then those acted. The
+    replay has the steps acted alone; with ``replay.demonstrations`` recorded ones go on being
+    learned.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        phase: Callable[[str], AbstractContextManager] = contextlib.nullcontext,
+    ) -> None:
+        """Makes the parts; arguments are those of `HostLoop`."""
+        super().__init__(experiment, phase)
+        try:
+            spec = self.env.spec
+            self.dataset = Dataset(located(experiment.data))
+            self.windows = _windows(experiment, self.dataset, spec, make_agent(experiment, spec))
+        except BaseException:
+            self.close()
+            raise
+
+    def announce(self, stream: TextIO) -> None:
+        """Prints the memory that the replay needs, and the size of the dataset."""
+        super().announce(stream)
+        _announce(self.dataset, self.windows, stream)
+
+    def advance(self, periodic: PeriodicActions) -> None:
+        """Makes an update from the dataset, or acts and learns once there were enough of them."""
+        if self.learner.version >= self.experiment.offline_updates:
+            super().advance(periodic)
+            return
+        cfg = self.experiment.replay
+        periodic.log(self.learner.step(self.windows.sample()), "learner/")
+        self.player.count(cfg.batch_size * cfg.unroll_length)
+
+    def stats(self) -> dict[str, object]:
+        """Returns the counters to log."""
+        return super().stats() | _drawn(self.windows)
+
+    def save(self) -> PyTree:
+        """Returns the state that a resumed run needs, for `rlstack.storage.checkpoint`."""
+        return super().save() | {"windows": self.windows.save()}
+
+    def load(self, saved: PyTree) -> None:
+        """Restores a state that `save` returned; if it has acted, new episodes start."""
+        self.windows.load(saved["windows"])
+        if int(saved["learner"]["version"]) >= self.experiment.offline_updates:
+            super().load(saved)
+            return
+        self.learner.load(saved["learner"])
+        self.player.count(int(saved["counters"]["env_frames"]))

@@ -62,15 +62,20 @@ class Plan:
             ("nodes", ", ".join(self.nodes) or "none: this process does everything"),
             ("replay", f"{self.replay_bytes:,} bytes at most"),
             ("params", f"{self.params_bytes:,} bytes"),
-            ("checkpoint", f"{self.checkpoint_bytes:,} bytes at most, the newest three are kept"),
+            (
+                "checkpoint",
+                f"{self.checkpoint_bytes:,} bytes at most; {experiment.checkpoints_kept} are kept",
+            ),
             ("run directory", self.run_dir),
         ]
         if self.nodes:
             program = experiment.program
             how = f"{program.launch}, transport {transport_name(program)}, {program.pacing}"
             rows.insert(6, ("launch", how))
+        if not experiment.acts:
+            rows = [row for row in rows if row[0] != "replay"]
         if experiment.data:
-            rows = [row for row in rows if row[0] != "replay"] + [("data", experiment.data)]
+            rows.append(("data", experiment.data))
         rows += [(f"  {name}", what) for name, what in self.files]
         lines = [f"{name:20} {what}" for name, what in rows]
         return "\n".join([*lines, "", "config.json:", to_json(experiment)])
@@ -110,7 +115,7 @@ def plan(experiment: Experiment, run_dir: str | os.PathLike[str] | None = None) 
     learned = [_learned(one, spec, step) for one, step in zip(learning, steps, strict=True)]
     params, learner_state = (sum(sizes) for sizes in zip(*learned, strict=True))
     replay = 0
-    if not experiment.data:
+    if experiment.acts:
         replay = sum(replay_bytes(one, step) for one, step in zip(learning, steps, strict=True))
     saved = replay if experiment.checkpoint_replay and not _is_served(experiment) else 0
     return Plan(
@@ -173,7 +178,8 @@ def _budget(experiment: Experiment) -> str:
     if experiment.hours:
         parts.append(f"{experiment.hours:g} hours")
     first = ", whichever is spent first" if len(parts) > 1 else ""
-    return " or ".join(parts) + first
+    before = f"{experiment.offline_updates:,} updates from data, then "
+    return before * bool(experiment.offline_updates) + " or ".join(parts) + first
 
 
 def _files(experiment: Experiment) -> list[tuple[str, str]]:

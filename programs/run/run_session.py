@@ -247,6 +247,7 @@ class RunSession:
             frames,
             self._loop.save(),
             self.periodic.progress(frames).metadata() | origin.record(self._directory),
+            keep=self._loop.experiment.checkpoints_kept,
             before_rename=self._directory.check_claim,
         )
         if self._listener is not None:

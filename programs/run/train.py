@@ -121,7 +121,8 @@ def resolved(experiment: Experiment) -> Experiment:
       ValueError: one of them cannot be read, or an agent that learns offline has no dataset.
     """
     entry = AGENTS.get(type(experiment.agent))
-    if experiment.data or (entry is not None and entry.offline):
+    needs_data = entry is not None and (entry.offline or entry.recorded)
+    if experiment.data or experiment.replay.demonstrations or needs_data:
         from rlstack.programs.run.offline import resolve_dataset
 
         experiment = resolve_dataset(experiment)
@@ -267,7 +268,7 @@ def train_opened(
         set_title(f"rlstack: train {directory.path}")
     start = Progress.of(start_from)
     with ProgressDisplay(
-        experiment.frames,
+        experiment.all_frames,
         stream,
         start_frames=start.env_frames,
         shows_progress="terminal" in experiment.loggers,
@@ -287,7 +288,7 @@ def train_opened(
 
 def _why_no_update(experiment: Experiment, result: Result) -> str:
     """Returns a warning about a run that had too few frames to learn from; "" for others."""
-    learns = not (experiment.policies or experiment.data or is_fixed(experiment.agent))
+    learns = experiment.acts and not (experiment.policies or is_fixed(experiment.agent))
     if result.learner_steps or result.ended_by != "frames" or not learns:
         return ""
     replay = experiment.replay
@@ -333,9 +334,9 @@ def _run_in_process(
 
 def _make_engine(experiment: Experiment, display: ProgressDisplay) -> Engine:
     if experiment.data:
-        from rlstack.programs.run.offline import Offline
+        from rlstack.programs.run.offline import make_loop
 
-        return Offline(experiment)
+        return make_loop(experiment, display.phase)
     if experiment.layout.is_compiled and experiment.policies:
         from rlstack.programs.run.fused_set import FusedSet
 

@@ -40,7 +40,7 @@ def spent_budget(experiment: Experiment, frames: int, updates: int, seconds: flo
       updates: updates of the learner so far.
       seconds: training time so far, in seconds.
     """
-    if frames >= experiment.frames:
+    if frames >= experiment.all_frames:
         return "frames"
     if experiment.updates and updates >= experiment.updates:
         return "updates"
@@ -58,10 +58,10 @@ def expected_frames(experiment: Experiment, frames: int, updates: int, seconds: 
       updates: updates of the learner so far.
       seconds: training time so far, in seconds.
     """
-    spent = [frames / experiment.frames]
+    spent = [frames / experiment.all_frames]
     spent += [updates / experiment.updates] if experiment.updates else []
     spent += [seconds / (3600 * experiment.hours)] if experiment.hours else []
-    return round(frames / max(spent)) if frames else experiment.frames
+    return round(frames / max(spent)) if frames else experiment.all_frames
 
 
 def is_complete(experiment: Experiment, result: Result, *, same_budget: bool) -> bool:

@@ -105,7 +105,7 @@ class PeriodicActions:
         if frames >= self._next_evaluation:
             self._next_evaluation = _next_multiple(frames, self._experiment.evaluation_period)
             brief = self._experiment.evaluator.period == "auto"
-            if not brief or frames < self._experiment.frames:  # the last one follows at once
+            if not brief or frames < self._experiment.all_frames:  # the last one follows at once
                 self._evaluate(frames)
         if frames >= self._next_checkpoint:
             self._next_checkpoint = _next_multiple(frames, self._experiment.checkpoint_period)

@@ -85,6 +85,11 @@ class ReplayConfig(Checked):
     importance_anneal_samples: int = 0
     """Items sampled while importance_exponent moves linearly to its final value. 0: it stays
     constant."""
+    demonstrations: str = ""
+    """Directory of a dataset whose steps are in every batch besides those of the replay; `rlstack
+    record` writes one. Batch.demonstrated tells them apart. Not for fifo."""
+    demonstration_share: float = 0.5
+    """Share of demonstrations in what is learned from. 0.5 adds batch_size of them to a batch."""
     sampler_factory: Hook = ""
     """A sampler of your own instead of uniform or prioritized, as "module:callable" of a function
     () -> sampler; see `rlstack.replay.custom`. The sampler chooses among the items held. A Reverb
@@ -135,6 +140,9 @@ class ReplayConfig(Checked):
         for name in ("priority_exponent", "importance_exponent", "importance_exponent_final"):
             require(name, 0 <= getattr(self, name) <= 1, "in 0..1")
         self.require_at_least(0, "importance_anneal_samples")
+        require("demonstration_share", 0 < self.demonstration_share < 1, "in (0, 1)")
+        rule = "empty with the sampler fifo, because on-policy agents learn from their own steps"
+        require("demonstrations", not (self.demonstrations and fifo), rule)
         if self.sampler_factory:
             fits = isinstance(self.sampler_factory, str) or callable(self.sampler_factory)
             require("sampler_factory", fits, '"module:callable", or a callable')

@@ -219,18 +219,10 @@ class _GymnasiumEnv:
         self._env, self._where = env, where
         self._observation = Nest(leaf_spaces(env.observation_space, f"{where}: observation_space"))
         self._action = Nest(leaf_spaces(env.action_space, f"{where}: action_space"))
-        self.observation_spec = self._observation.unflatten(
-            [
-                narrow_spec(space_spec(s, False), f"{where}: observation_space{path}")
-                for s, path in zip(self._observation.leaves, self._observation.paths, strict=True)
-            ]
+        self.observation_spec = specs_of(
+            env.observation_space, f"{where}: observation_space", acting=False
         )
-        self.action_spec = self._action.unflatten(
-            [
-                narrow_spec(space_spec(s, True), f"{where}: action_space{path}")
-                for s, path in zip(self._action.leaves, self._action.paths, strict=True)
-            ]
-        )
+        self.action_spec = specs_of(env.action_space, f"{where}: action_space", acting=True)
         self._casts = [action_cast(s) for s in self._action.leaves]
         self._from_zero = FromZero(self._observation, f"{where}: observation")
 
@@ -323,6 +315,15 @@ def leaf_spaces(space: spaces.Space, where: str) -> Tree:
     raise EnvError(
         f"{where}: must be Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these; "
         f"got {space!r:.200}. Flatten it in a wrapper."
+    )
+
+
+def specs_of(space: spaces.Space, where: str, *, acting: bool) -> Tree:
+    """Returns a Gymnasium space of observations, or of actions, as a tree of specs."""
+    nest = Nest(leaf_spaces(space, where))
+    found = zip(nest.leaves, nest.paths, strict=True)
+    return nest.unflatten(
+        [narrow_spec(space_spec(leaf, acting), f"{where}{path}") for leaf, path in found]
     )
 
 

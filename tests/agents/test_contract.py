@@ -14,6 +14,7 @@ from rlstack import agents, distributions
 from rlstack.agents.bc import BC
 from rlstack.agents.pqn import PQN
 from rlstack.agents.reinforce import Reinforce
+from rlstack.families.advantage_weighted import AdvantageWeightedAgent
 from rlstack.families.normalised import Normalised
 from rlstack.families.off_policy import PolicyAndCriticsAgent
 from rlstack.families.policy_gradient import PolicyGradientAgent
@@ -250,10 +251,20 @@ def test_learning_a_batch_again_and_again_does_what_losses_are_for(c):
         assert error_of_values(c, params) < error_of_values(c, c.params)
     else:
         assert errors[-1] < errors[0]
-    if isinstance(c.agent, PolicyAndCriticsAgent) and c.setting.action_spec is not ONE_OF_4:
+    if isinstance(c.agent, AdvantageWeightedAgent):
+        assert imitated(c, params) > imitated(c, c.params)
+    elif isinstance(c.agent, PolicyAndCriticsAgent) and c.setting.action_spec is not ONE_OF_4:
         assert critics_opinion(c, params, params.policy) > critics_opinion(
             c, params, c.params.policy
         )
+
+
+def imitated(c, params):
+    """The mean log probability of the actions of items that begin with a transition."""
+    step = jax.tree.map(lambda x: x[0], c.batch.trajectory)
+    distribution = c.agent.distribution(params.policy, step.timestep)
+    log_prob = distribution.log_prob(c.agent.unit_action(step.agent_output.action))
+    return float(np.asarray(log_prob)[step.timestep.step_type != LAST].mean())
 
 
 def critics_opinion(c, params, policy):

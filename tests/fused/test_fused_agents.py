@@ -13,7 +13,7 @@ from rlstack.configs.acting import EvaluatorConfig
 from rlstack.programs.config.experiment import EnvConfig
 from rlstack.programs.config.presets import PRESETS, preset
 from rlstack.programs.run import train
-from tests.programs.running import series
+from tests.programs.running import series, with_recorded
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -37,7 +37,7 @@ def presets():
 
 def tiny(name):
     experiment = preset(name)
-    continuous = "Pendulum" in experiment.env.name
+    continuous = any(x in experiment.env.name.lower() for x in ("pendulum", "hopper", "cheetah"))
     env = EnvConfig(
         _TOYS + ("PointMass" if continuous else "Catch"), experiment.env.num_envs, "jax"
     )
@@ -62,7 +62,8 @@ def tiny(name):
 
 @pytest.mark.parametrize("name", presets().values())
 def test_the_agent_runs(tmp_path, name):
-    result = train.run(tiny(name), tmp_path / "run", stream=io.StringIO())
+    experiment = with_recorded(tiny(name), tmp_path / "data")
+    result = train.run(experiment, tmp_path / "run", stream=io.StringIO())
     assert result.env_frames >= 1500
     losses = series(tmp_path / "run", "learner/loss")
     assert losses or name in ("cartpole-random", "cartpole-scripted")  # these do not learn

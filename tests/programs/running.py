@@ -10,11 +10,13 @@ import re
 import signal
 import threading
 import time
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import psutil
 
+from rlstack.agents import AGENTS
 from rlstack.agents.ppo import PPOConfig
 from rlstack.configs.acting import EvaluatorConfig
 from rlstack.networks import NetworkConfig
@@ -26,6 +28,8 @@ from rlstack.programs.config.presets import preset
 from rlstack.programs.run import train
 from rlstack.replay import ReplayConfig
 from rlstack.storage import checkpoint
+from rlstack.storage.datasets import DatasetWriter
+from rlstack.types import Transition
 
 TOPOLOGIES = ("heavy_env", "light_env", "distributed")
 SHARED_MEMORY = ("heavy_env", "light_env")
@@ -64,6 +68,40 @@ def recurrent(topology, *, frames=3000, **changes):
         frames=frames,
     )
     return small(experiment, topology, frames, **changes)
+
+
+class Acted(NamedTuple):
+    """What a recording has of an agent's output."""
+
+    action: Any
+
+
+def with_recorded(experiment, path):
+    """The experiment with demonstrations of random actions, if its agent needs recorded steps."""
+    if not AGENTS[type(experiment.agent)].recorded:
+        return experiment
+    rng = np.random.default_rng(1)
+    cfg = experiment.evaluation_env
+    env_header = {"name": cfg.name, "type": cfg.type, "options": cfg.options}
+    with (
+        make_env(cfg, seed=5) as env,
+        DatasetWriter(path, env.spec, env.num_envs, 300, env=env_header, source={}) as writer,
+    ):
+        action_spec, timestep = env.spec.action, env.reset()
+        while not writer.done:
+            shape = (env.num_envs, *action_spec.shape)
+            low, high = action_spec.minimum, action_spec.maximum
+            if np.issubdtype(action_spec.dtype, np.integer):
+                action = rng.integers(low, high, shape, endpoint=True)
+            else:
+                action = rng.uniform(low, high, shape)
+            action = action.astype(action_spec.dtype)
+            version = np.zeros(env.num_envs, np.int32)
+            writer.add(None, Transition(timestep, Acted(action), (), version))
+            timestep = env.step(action)
+        writer.finish()
+    replay = dataclasses.replace(experiment.replay, demonstrations=str(path))
+    return dataclasses.replace(experiment, replay=replay)
 
 
 def small(experiment, topology, frames, *, program=None, env=None, replay=None, **changes):

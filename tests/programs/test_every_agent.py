@@ -7,7 +7,7 @@ import pytest
 
 from rlstack.agents import AGENTS
 from rlstack.programs.config.presets import PRESETS, preset
-from tests.programs.running import TOPOLOGIES, nothing_left, run, series, small
+from tests.programs.running import TOPOLOGIES, nothing_left, run, series, small, with_recorded
 
 pytestmark = [
     pytest.mark.slow,
@@ -46,7 +46,7 @@ def test_every_agent_has_a_preset_that_is_run_here():
 @pytest.mark.parametrize("name", presets().values())
 def test_the_agent_runs_in_the_topology(tmp_path, name, topology):
     with nothing_left():
-        result = run(tiny(name, topology), tmp_path / "run")
+        result = run(with_recorded(tiny(name, topology), tmp_path / "data"), tmp_path / "run")
     assert result.env_frames >= 1500
     losses = series(tmp_path / "run", "learner/loss")
     assert losses or name in ("cartpole-random", "cartpole-scripted")  # these do not learn

@@ -10,6 +10,7 @@ import pytest
 from rlstack.agents.ppo import PPOConfig
 from rlstack.agents.pqn import PQNConfig
 from rlstack.programs.config.presets import PRESETS, preset
+from tests.programs.offline_sources import OFFLINE
 
 GITHUB = "https://github.com/"
 
@@ -553,6 +554,7 @@ SOURCES = [
             "env.eval_options.reward_clip": False,
         },
     ),
+    *(Source(*row) for row in OFFLINE),
 ]
 
 # Their text names no program or paper with constants of its own; another preset's, or none.
@@ -569,6 +571,7 @@ WITHOUT_SOURCE = {
     *("brax-ant-ppo", "pendulum-crossq", "pendulum-tqc", "pendulum-simba", "pendulum-redq"),
     *("pendulum-droq", "pendulum-d4pg", "pendulum-mpo", "cartpole-mpo", "cartpole-vmpo"),
     *("pendulum-vmpo", "cartpole-ppg"),
+    *("cartpole-cql", "pendulum-gail", "pendulum-sqil"),
 }
 
 SKIP = 4  # frames of an Atari game in one step
@@ -609,6 +612,7 @@ QUANTITIES = {
     "rows of a minibatch": lambda e: steps_of_an_update(e) // e.agent.num_minibatches,
     "learning rate ends at frame": learning_rate_ends,
     "updates a frame": updates_a_frame,
+    "updates from data": lambda e: e.frames // steps_of_an_update(e),
     "frames between copies of the target": frames_between_copies,
     "frames of the game between copies of the target": lambda e: SKIP * frames_between_copies(e),
     "importance weights are full at frame": lambda e: (

@@ -215,6 +215,7 @@ class GroupLearnerNode(LearnerNode):
                 frames,
                 {"replay": replay.tree},
                 replay.metadata,
+                keep=self._setup.experiment.checkpoints_kept,
                 before_rename=directory.check_claim,
             )
         finally:

@@ -20,8 +20,9 @@ order without loading them.
 """
 
 from rlstack.storage.datasets.header import DatasetError, Header, Shard, check_specs
+from rlstack.storage.datasets.minari import located
 from rlstack.storage.datasets.reader import Dataset
-from rlstack.storage.datasets.windows import Windows
+from rlstack.storage.datasets.windows import Windows, check_steps, window_starts
 from rlstack.storage.datasets.writer import DatasetWriteError, DatasetWriter
 
 __all__ = [
@@ -33,4 +34,7 @@ __all__ = [
     "Shard",
     "Windows",
     "check_specs",
+    "check_steps",
+    "located",
+    "window_starts",
 ]

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlstack.configs.replay import ReplayConfig
 from rlstack.replay.base import Sample, as_logs
-from rlstack.storage.datasets.header import DatasetError, check_specs
+from rlstack.storage.datasets.header import DatasetError, Header, check_specs
 from rlstack.storage.datasets.reader import Dataset
 from rlstack.types import (
     AgentState,
@@ -60,34 +60,21 @@ class Windows:
               data that the agent learns from.
           ValueError: the sampler is prioritized.
         """
-        self._check(dataset, cfg, spec, step)
+        check_steps(dataset.header, spec, step, f"Windows of {dataset.path}")
+        self._check(cfg)
         self._dataset, self._cfg, self._spec = dataset, cfg, spec
         self._output: Any = type(step.agent_output)
         steps = cfg.unroll_length + 1
         self._state = jax.tree.map(
             lambda x: np.broadcast_to(x, (steps, *np.shape(x))), initial_state
         )
-        self._starts = _window_starts(dataset.step_type, cfg)
-        if not len(self._starts):
-            raise DatasetError(
-                f"Windows: {dataset.path} must hold a window of unroll_length + 1 ({steps}) steps; "
-                f"it has {dataset.header.steps} steps. Lower --replay.unroll-length, or record "
-                "more."
-            )
+        self._starts = window_starts(dataset, cfg)
         self._seed = seed
         self._drawn = 0  # number of windows drawn, which gives the epoch and the position
         self._orders: dict[int, np.ndarray] = {}
 
     @staticmethod
-    def _check(dataset: Dataset, cfg: ReplayConfig, spec: EnvSpec, step: Transition) -> None:
-        check_specs(dataset.header.spec, spec, f"Windows of {dataset.path}")
-        output = type(step.agent_output)
-        if output._fields != ("action",):
-            raise DatasetError(
-                f"Windows: recorded steps hold actions alone, but {output.__name__} needs "
-                f"{', '.join(output._fields)}. Learn with an agent that takes anybody's actions, "
-                "such as bc, dqn or sac."
-            )
+    def _check(cfg: ReplayConfig) -> None:
         if cfg.sampler_factory:
             raise ValueError(
                 "Windows: a dataset is drawn in epochs, which a sampler of your own cannot change; "
@@ -168,12 +155,44 @@ class Windows:
         return self._orders[epoch]
 
 
-def _window_starts(step_type: np.ndarray, cfg: ReplayConfig) -> np.ndarray:
-    """Returns the first step of every window, int64 ``[windows]``."""
+def check_steps(header: Header, spec: EnvSpec, step: Transition, where: str) -> None:
+    """Checks that an agent can learn from the steps of a dataset.
+
+    Args:
+      header: the description of the dataset.
+      spec: the spec of the environment that the agent acts in.
+      step: the spec of a step that the agent learns from, from
+        `rlstack.acting.actor.transition_spec`.
+      where: the beginning of the error message.
+
+    Raises:
+      DatasetError: the dataset is of another environment, or lacks data that the agent learns from.
+    """
+    check_specs(header.spec, spec, where)
+    output = type(step.agent_output)
+    if output._fields != ("action",):
+        raise DatasetError(
+            f"{where}: recorded steps hold actions alone, but {output.__name__} needs "
+            f"{', '.join(output._fields)}. Learn with an agent that takes anybody's actions, "
+            "such as bc, dqn or sac."
+        )
+
+
+def window_starts(dataset: Dataset, cfg: ReplayConfig) -> np.ndarray:
+    """Returns the first step of every window of a dataset, int64 ``[windows]``.
+
+    Raises:
+      DatasetError: the dataset is shorter than a window, or has no window that may be drawn.
+    """
+    step_type = dataset.step_type
     final = len(step_type) - 1 - cfg.unroll_length
-    if final < 0:
-        return np.zeros(0, np.int64)
-    starts = np.append(np.arange(0, final, cfg.step_period), final)
+    starts = np.append(np.arange(0, final, cfg.step_period), max(final, 0)).astype(np.int64)
     if cfg.starts == "not_last":
         starts = starts[step_type[starts + cfg.context] != StepType.LAST]
-    return starts.astype(np.int64)
+    if final < 0 or not len(starts):
+        raise DatasetError(
+            f"Windows: {dataset.path} must hold a window of unroll_length + 1 "
+            f"({cfg.unroll_length + 1}) steps; it has {dataset.header.steps} steps. Lower "
+            "--replay.unroll-length, or record more."
+        )
+    return starts

@@ -97,6 +97,10 @@ class DatasetWriter:
     ) -> None:
         shutil.rmtree(self._partial, ignore_errors=True)
 
+    def extend(self, frames: int) -> None:
+        """Records this number of frames more, for example with other params."""
+        self._wanted += frames
+
     @property
     def done(self) -> bool:
         """Whether enough frames are recorded and no recorded episode is in progress."""

@@ -1,0 +1,82 @@
+"""The constants of the sources of presets from recorded data, for `test_preset_sources`.
+
+A row has the addresses, the presets, the constants by path, and the presets' own numbers with the
+reason.
+"""
+
+GITHUB = "https://github.com/"
+OFFLINE = [
+    (
+        (f"{GITHUB}ikostrikov/implicit_q_learning/blob/master/configs/mujoco_config.py",),
+        ("hopper-iql", "halfcheetah-iql"),
+        {
+            "agent.discount": 0.99,
+            "agent.expectile": 0.7,
+            "agent.inverse_temperature": 3.0,
+            "agent.target_rate": 0.005,
+            "agent.min_log_std": -5.0,
+            "agent.max_weight": 100.0,
+            "agent.optimizer.learning_rate": 3e-4,
+            "agent.policy_optimizer.learning_rate": 3e-4,
+            "agent.policy_optimizer.schedule": "cosine",
+            "agent.policy_optimizer.anneal_steps": 1_000_000,
+            "network.hidden_sizes": (256, 256),
+            "replay.batch_size": 256,
+            "updates from data": 1_000_000,
+        },
+        {
+            "agent.policy_optimizer.anneal_steps": (200_000, "as many as updates"),
+            "updates from data": (200_000, "a fifth of the updates"),
+        },
+    ),
+    (
+        (f"{GITHUB}sfujim/TD3_BC/blob/main/main.py",),
+        ("hopper-td3-bc", "halfcheetah-td3-bc"),
+        {
+            "agent.discount": 0.99,
+            "agent.critic_weight": 2.5,
+            "agent.target_rate": 0.005,
+            "agent.target_noise": 0.2,
+            "agent.target_noise_clip": 0.5,
+            "agent.policy_period": 2,
+            "agent.optimizer.learning_rate": 3e-4,
+            "network.hidden_sizes": (256, 256),
+            "normalisation.observations": True,
+            "replay.batch_size": 256,
+            "updates from data": 1_000_000,
+        },
+        {"updates from data": (200_000, "a fifth of the updates")},
+    ),
+    (
+        (f"{GITHUB}aviralkumar2907/CQL/blob/master/d4rl/examples/cql_mujoco_new.py",),
+        ("hopper-cql", "halfcheetah-cql"),
+        {
+            "agent.discount": 0.99,
+            "agent.conservative_weight": 5.0,
+            "agent.num_sampled": 10,
+            "agent.soft_targets": False,
+            "agent.target_rate": 0.005,
+            "agent.optimizer.learning_rate": 3e-4,
+            "agent.policy_optimizer.learning_rate": 1e-4,
+            "network.hidden_sizes": (256, 256, 256),
+            "replay.batch_size": 256,
+            "updates from data": 3_000_000,
+        },
+        {"updates from data": (200_000, "fewer updates")},
+    ),
+    (
+        (f"{GITHUB}rail-berkeley/rlkit/blob/master/examples/awac/mujoco/awac1.py",),
+        ("hopper-awac", "halfcheetah-awac"),
+        {
+            "agent.discount": 0.99,
+            "agent.temperature": 2.0,
+            "agent.min_log_std": -6.0,
+            "agent.target_rate": 0.005,
+            "agent.optimizer.learning_rate": 3e-4,
+            "agent.policy_optimizer.learning_rate": 3e-4,
+            "agent.policy_optimizer.weight_decay": 1e-4,
+            "network.hidden_sizes": (256, 256),
+            "replay.batch_size": 1024,
+        },
+    ),
+]

@@ -1,0 +1,135 @@
+"""Datasets of Minari: written by its library, read back, and learned from."""
+
+import dataclasses
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+from dm_env import specs
+
+from rlstack.configs.acting import EvaluatorConfig
+from rlstack.programs.config.presets import preset
+from rlstack.programs.run import train
+from rlstack.storage.datasets import Dataset, DatasetError, DatasetWriter
+from rlstack.storage.datasets.minari import export, located
+from rlstack.types import EnvSpec, StepType, TimeStep, Transition
+from tests.programs.running import Acted
+
+FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
+SPEC = EnvSpec(
+    {
+        "camera": specs.BoundedArray((2, 2), np.uint8, 0, 255),
+        "place": specs.Array((3,), np.float32),
+    },
+    specs.BoundedArray((2,), np.float32, -1.0, 2.0),
+)
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def steps(writer_spec, kinds, ends, seed):
+    """One episode of these step types; the last has this discount."""
+    rng = np.random.default_rng(seed)
+    for i, kind in enumerate(kinds):
+        observation = {
+            "camera": rng.integers(0, 256, (1, 2, 2), dtype=np.uint8),
+            "place": rng.normal(size=(1, 3)).astype(np.float32),
+        }
+        reward = np.array([0 if i == 0 else rng.normal()], np.float32)
+        discount = np.array([ends if kind == LAST else 1], np.float32)
+        action = rng.uniform(-1, 2, (1, 2)).astype(np.float32)
+        timestep = TimeStep(np.array([kind], np.int32), reward, discount, observation)
+        yield Transition(timestep, Acted(action), (), np.zeros(1, np.int32))
+
+
+def written(path, name="my_envs:Thing"):
+    env = {"name": name, "type": "auto", "options": {}}
+    with DatasetWriter(path, SPEC, 1, 5, env=env, source={"agent": "SACConfig"}) as writer:
+        for step in steps(SPEC, [FIRST, MID, MID, LAST], 0, 1):
+            writer.add(None, step)
+        for step in steps(SPEC, [FIRST, MID, LAST], 1, 2):
+            writer.add(None, step)
+        writer.finish()
+    return Dataset(path)
+
+
+def test_without_the_library_the_error_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "minari", None)
+    with pytest.raises(DatasetError, match=r"pip install \"rlstack\[minari\]\""):
+        located("minari:hopper/mine-v0")
+
+
+def test_a_path_is_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert located("data") == tmp_path / "data"
+
+
+def test_a_dataset_comes_back_as_it_was_written(tmp_path):
+    minari = pytest.importorskip("minari")
+    dataset = written(tmp_path / "set")
+    export(dataset, "thing/mine-v0")
+    theirs = minari.load_dataset("thing/mine-v0")
+    assert (theirs.total_episodes, theirs.total_steps) == (2, 5)
+    first, second = theirs.iterate_episodes()
+    assert first.terminations.tolist() == [False, False, True] and not first.truncations.any()
+    assert second.truncations.tolist() == [False, True] and not second.terminations.any()
+
+    path = located("minari:thing/mine-v0")
+    again = Dataset(path)
+    assert located("minari:thing/mine-v0") == path  # the copy is made once
+    assert again.header.env == {"name": "", "type": "auto", "options": {}}
+    every = np.arange(dataset.header.steps)
+    (before, actions), (after, others) = dataset.read(every), again.read(every)
+    for name in ("step_type", "reward", "discount"):
+        np.testing.assert_array_equal(getattr(before, name), getattr(after, name))
+    for name in ("camera", "place"):
+        np.testing.assert_array_equal(before.observation[name], after.observation[name])
+    acts = before.step_type != LAST  # the action at the end had no effect
+    np.testing.assert_array_equal(actions[acts], others[acts])
+    with pytest.raises(DatasetError, match="already exists"):
+        export(dataset, "thing/mine-v0")
+
+
+def test_a_missing_dataset_names_the_command_that_downloads_it():
+    pytest.importorskip("minari")
+    with pytest.raises(DatasetError, match=r"minari download hopper/none-v0"):
+        located("minari:hopper/none-v0")
+
+
+def test_a_run_learns_from_a_dataset_of_minari(tmp_path):
+    minari = pytest.importorskip("minari")
+    import gymnasium
+    from minari.data_collector import EpisodeBuffer
+
+    rng = np.random.default_rng(0)
+    buffers = [
+        EpisodeBuffer(
+            observations=rng.normal(size=(9, 4)).astype(np.float32),
+            actions=rng.integers(0, 2, 8),
+            rewards=np.ones(8),
+            terminations=np.arange(8) == 7,
+            truncations=np.zeros(8, bool),
+        )
+        for _ in range(10)
+    ]
+    minari.create_dataset_from_buffers(
+        "cartpole/mine-v0", buffers, env=gymnasium.make("CartPole-v1")
+    )
+    experiment = dataclasses.replace(
+        preset("cartpole-cql"),
+        data="minari:cartpole/mine-v0",
+        frames=128 * 5,
+        evaluator=EvaluatorConfig(episodes=2, num_envs=2),
+    )
+    result = train.run(experiment, tmp_path / "run", stream=io.StringIO())
+    assert result.learner_steps == 5
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["data"] == "minari:cartpole/mine-v0"
+    again = train.resume(tmp_path / "run", frames=128 * 8, stream=io.StringIO())
+    assert again.learner_steps == 8
