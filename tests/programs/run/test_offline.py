@@ -35,7 +35,7 @@ def learned(tmp_path_factory):
     base = preset("cartpole-ppo")
     experiment = dataclasses.replace(
         base,
-        env=EnvConfig("rlstack.envs.toy:Catch", num_envs=8, options={"rows": 5, "columns": 3}),
+        env=EnvConfig("tests.envs.toy:Catch", num_envs=8, options={"rows": 5, "columns": 3}),
         frames=12_000,
         checkpoint_period=1_000,
         checkpoints_kept=20,
@@ -58,7 +58,7 @@ def first(recorded, **changes):
     replay = dataclasses.replace(
         base.replay, batch_size=16, min_size=40, max_size=400, samples_per_insert=4.0
     )
-    env = EnvConfig("rlstack.envs.toy:Catch", num_envs=2, options={"rows": 5, "columns": 3})
+    env = EnvConfig("tests.envs.toy:Catch", num_envs=2, options={"rows": 5, "columns": 3})
     return dataclasses.replace(
         base,
         **{
