@@ -113,7 +113,8 @@ def on_sphere(weights: PyTree) -> PyTree:
     """Returns the weights, with the norm 1 for each output of those named ``unit_w``."""
 
     def project(path: tuple[Any, ...], x: Any) -> Any:
-        return normed(x, -2) if getattr(path[-1], "key", "") == UNIT_WEIGHTS else x
+        named = bool(path) and getattr(path[-1], "key", "") == UNIT_WEIGHTS
+        return normed(x, -2) if named else x
 
     return jax.tree_util.tree_map_with_path(project, weights)
 

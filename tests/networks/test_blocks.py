@@ -124,6 +124,12 @@ def test_an_optimizer_step_keeps_weights_on_the_sphere_and_leaves_others_alone()
         np.testing.assert_array_equal(after["sphere"]["b"], [2.0, 0.0])
 
 
+def test_params_may_be_a_single_array():
+    optimizer = optax.sgd(0.5)
+    after, *_ = optimizer_step(optimizer, jnp.ones(2), optimizer.init(jnp.ones(2)), jnp.ones(2))
+    np.testing.assert_array_equal(after, [0.5, 0.5])
+
+
 def test_an_outer_norm_is_of_the_input_and_of_each_output():
     cfg = NetworkConfig(hidden_sizes=(6,), activation="relu", norm="layer", norm_place="outer")
     step = steps()
