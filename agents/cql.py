@@ -118,6 +118,8 @@ class CQL(SAC):
 class DiscreteCQLConfig(DQNConfig):
     """Hyperparameters of CQL of discrete actions: those of DQN, and the weight of the penalty."""
 
+    epsilon_start: float = 0.05
+    """Probability of a random action at the first frame."""
     conservative_weight: float = 1.0
     """Alpha: weight of the penalty on the values of actions that the data lacks."""
 

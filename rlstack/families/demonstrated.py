@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rlstack.agent import Agent
 from rlstack.families.wrapped import Wrapped
@@ -36,7 +35,7 @@ class Recording(NamedTuple):
 
     timestep: TimeStep  # [N, ...]
     action: PyTree  # [N, ...]
-    starts: np.ndarray  # [items] int32
+    starts: Array  # [items] int32
 
 
 def is_demonstrated(batch: Batch) -> Array:
