@@ -146,14 +146,18 @@ def report(args: list[str]) -> int:
     from rlstack.programs.study import study
     from rlstack.programs.tools.report import normalisation
     from rlstack.programs.tools.report import report as reports
+    from rlstack.programs.tools.report.runs import Unfinished
 
     if not chosen.run_dirs:
         raise UsageError("directories of runs must be given, such as runs (rlstack report --help)")
+    named = reports.named(chosen.run_dirs)
+    unfinished = [Unfinished(name, *one) for name, path in named for one in study.unfinished(path)]
     made = reports.make(
-        [(name, study.find(path)) for name, path in reports.named(chosen.run_dirs)],
+        [(name, study.find(path)) for name, path in named],
         by=chosen.by or ("directory" if chosen.compare else "preset"),
         normalisation=normalisation.from_words(chosen.normalise),
         compare=chosen.compare,
+        unfinished=unfinished,
     )
     command = "rlstack report RUN_DIR ..."
     out = chosen.out
@@ -169,8 +173,8 @@ def report(args: list[str]) -> int:
         reports.write_latex(made, chosen.latex)
     for path in filter(None, (out, chosen.html, chosen.csv, chosen.latex)):
         print(f"{path}: {', '.join(method.name for method in made.statistics.methods)}")
-    for comparison in made.statistics.comparisons:
-        print(f"{comparison}.")
+    if text := reports.summary(made):
+        print(text)
     return 0
 
 
