@@ -127,6 +127,9 @@ class _ReportOptions:
     """A file with a line for each statistic."""
     latex: Path | None = None
     """A file with the statistics as tables in LaTeX."""
+    paper: bool = False
+    """Write the table, the curves and the text of the protocol for a paper, in LaTeX and Markdown:
+    paper.tex and paper.md in the folder of the pictures, which is named like the file."""
     pictures: Pictures = "png"
     """Format of the pictures of --out; png and svg need the extra [report]."""
     compare: bool = False
@@ -144,7 +147,7 @@ def report(args: list[str]) -> int:
     """Runs `rlstack report`."""
     chosen = parse(_ReportOptions, "rlstack report", args)
     from rlstack.programs.study import study
-    from rlstack.programs.tools.report import normalisation
+    from rlstack.programs.tools.report import normalisation, paper
     from rlstack.programs.tools.report import report as reports
     from rlstack.programs.tools.report.runs import Unfinished
 
@@ -171,7 +174,9 @@ def report(args: list[str]) -> int:
         reports.write_csv(made, chosen.csv)
     if chosen.latex is not None:
         reports.write_latex(made, chosen.latex)
-    for path in filter(None, (out, chosen.html, chosen.csv, chosen.latex)):
+    first = next(filter(None, (out, chosen.html, chosen.csv, chosen.latex)))
+    papers = paper.write(made, first.with_suffix("")) if chosen.paper else []
+    for path in filter(None, (out, chosen.html, chosen.csv, chosen.latex, *papers)):
         print(f"{path}: {', '.join(method.name for method in made.statistics.methods)}")
     if text := reports.summary(made):
         print(text)

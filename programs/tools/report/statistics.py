@@ -21,7 +21,7 @@ _POINTS = 60  # number of points of a learning curve
 _LEVELS = 240  # number of points of a profile; profiles have steps, so they need more
 FEW = 5  # runs of a task below which bootstrap intervals are far too narrow
 _OVERSHOOT = 1.05  # ratio of frames up to which budgets are equal: batches go over a budget
-_RESAMPLES = 2_000  # bootstrap resamples for each point of a curve or profile
+RESAMPLES = 2_000  # bootstrap resamples for each point of a curve or profile
 
 
 class Estimates(NamedTuple):
@@ -148,7 +148,7 @@ def learning_curve(
         curves = np.stack([np.interp(grid, run.frames, run.returns) for run in runs])
         values.append(normalisation(runs[0].environment, curves) if normalisation else curves)
     points = [
-        intervals.interval(intervals.iqm, [task[:, point] for task in values], resamples=_RESAMPLES)
+        intervals.interval(intervals.iqm, [task[:, point] for task in values], resamples=RESAMPLES)
         for point in range(_POINTS)
     ]
     return Curve(name, grid, Band(*map(np.array, zip(*points, strict=True))))
@@ -166,7 +166,7 @@ def profiles(found: Statistics) -> list[Curve]:
         return intervals.performance_profile(tasks, grid)
 
     return [
-        Curve(name, grid, intervals.band(profile, tasks, resamples=_RESAMPLES))
+        Curve(name, grid, intervals.band(profile, tasks, resamples=RESAMPLES))
         for name, tasks in known.items()
     ]
 

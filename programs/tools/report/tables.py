@@ -31,6 +31,7 @@ _COLUMNS = (
     "frames/s",
     "commit",
 )
+_WORDS = ("method", "task", "preset", "option", "value")  # columns that are not numbers
 _OPTIONS = ("preset", "option", "value")
 _FAULTS = ("preset", "seed", "topology", "launched as", "restarts", "frames lost")
 _UNFINISHED = ("preset", "task", "seed", "directory", "state")
@@ -126,9 +127,9 @@ def latex(found: Statistics, warnings: Sequence[str] = ()) -> str:
         tables.insert(0, (f"Scores, {found.normalisation.text}", over_tasks(found)))
     parts = [
         "% Written by rlstack report. Brackets are 95 % stratified bootstrap intervals.\n",
-        *(f"% Warning: {_escaped(text)}\n" for text in warnings),
-        *(_tabular(title, table) for title, table in tables),
-        *(f"% {_escaped(str(comparison))}\n" for comparison in found.comparisons),
+        *(f"% Warning: {escaped(text)}\n" for text in warnings),
+        *(f"% {escaped(title)}\n{tabular(table)}\n" for title, table in tables),
+        *(f"% {escaped(str(comparison))}\n" for comparison in found.comparisons),
     ]
     return "\n".join(parts)
 
@@ -208,21 +209,16 @@ def _runs(one: Estimates) -> str:
     return f"{one.runs} of {one.runs + one.unfinished}" if one.unfinished else str(one.runs)
 
 
-def _tabular(title: str, table: Table) -> str:
+def tabular(table: Table) -> str:
+    """Returns a table in LaTeX, which needs no packages."""
     columns, rows = table
-    words = sum(column in ("method", "task") for column in columns)
-    lines = [" & ".join(map(_escaped, cells)) + r" \\" for cells in (columns, *rows)]
+    words = sum(column in _WORDS for column in columns)
+    lines = [" & ".join(map(escaped, cells)) + r" \\" for cells in (columns, *rows)]
     lines.insert(1, r"\hline")
-    return "\n".join(
-        [
-            f"% {_escaped(title)}",
-            rf"\begin{{tabular}}{{{'l' * words}{'r' * (len(columns) - words)}}}",
-            *lines,
-            r"\end{tabular}",
-            "",
-        ]
-    )
+    spec = "l" * words + "r" * (len(columns) - words)
+    return "\n".join([rf"\begin{{tabular}}{{{spec}}}", *lines, r"\end{tabular}"])
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Returns text for LaTeX, where no character of it is a command."""
     return re.sub(r"[\\~^]|[&%$#_{}]", lambda m: _SPECIAL.get(m[0], f"\\{m[0]}"), text)
