@@ -1,22 +1,81 @@
-"""The options of a command that takes a preset, or a config file, and changes it."""
+"""The options of the commands that take a preset, or a config file, and change it."""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
 from rlstack.programs.cli import component_options, env_options, help
-from rlstack.programs.cli.options import parse
+from rlstack.programs.cli.options import UsageError, parse
 from rlstack.programs.config.encoding import from_json
 from rlstack.programs.config.experiment import Experiment, agents_of
-from rlstack.programs.config.presets import describe, preset
+from rlstack.programs.config.presets import PRESETS, describe, preset
 
 T = TypeVar("T")  # a dataclass; its first field is the experiment
 _FLAGS = ("--dry-run", "--submit")  # without a value they mean True
+_MOST_SEEDS = 1000  # that a single number means; a larger one is a seed
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyOptions:
+    """The options that `rlstack train` and `rlstack sweep` share, with one meaning in both."""
+
+    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
+    run_dir: Path | None = None
+    """The directory, new or empty, for config, logs, checkpoints and result. By default a new
+    directory under runs/. Several runs have one directory each in it."""
+    seeds: tuple[int, ...] = ()
+    """Train one run with each seed, and report on all: `--seeds 5` with the seeds 1 to 5, `--seeds
+    3 8` with 3 and 8. `--vary NAME VALUE ...`, which may be repeated, trains each combination of
+    these values of options, such as agent.discount. The topology fused trains such runs in one
+    program; others one after the other, or with --jobs."""
+    jobs: int | None = None
+    """Number of runs, or of trials of a search, at the same time, each in a process of its own. By
+    default 1, in this process; with --launch slurm all runs of a grid, and 4 tasks of a search."""
+
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        """The seeds that --seeds means; () without it.
+
+        Raises:
+          UsageError: a single number is no number of seeds.
+        """
+        if len(self.seeds) != 1:
+            return self.seeds
+        (number,) = self.seeds
+        if not 1 <= number <= _MOST_SEEDS:
+            raise UsageError(
+                f"--seeds with a single number must be how many seeds there are, 1 to "
+                f"{_MOST_SEEDS}; got {number}. --seed {number} trains seed {number} alone"
+            )
+        return tuple(range(1, number + 1))
+
+    def tell_seeds(self) -> None:
+        """Prints what a single number behind --seeds means, because it may be read otherwise."""
+        if len(self.seeds) == 1 and self.seeds != (1,):
+            (number,) = self.seeds
+            print(
+                f"--seeds {number}: seeds 1 to {number}; --seed {number} is seed {number} alone",
+                file=sys.stderr,
+            )
+
+
+def overview(usage: str, options: type[Any]) -> str:
+    """Returns the help of a command without a preset: usage, options, and then the presets.
+
+    Args:
+      usage: how the command is called.
+      options: the dataclass of its options.
+    """
+    default = options(preset("cartpole-ppo"))
+    width = max(map(len, PRESETS))
+    lines = [usage, help.overview(default), "\npresets:"]
+    return "\n".join([*lines, *(f"  {name:{width}} {describe(name)}" for name in PRESETS)])
 
 
 def read(

@@ -130,6 +130,9 @@ class _ReportOptions:
     """A file with a line for each statistic."""
     latex: Path | None = None
     """A file with the statistics as tables in LaTeX."""
+    paper: bool = False
+    """Write the table, the curves and the text of the protocol for a paper, in LaTeX and Markdown:
+    paper.tex and paper.md in the folder of the pictures, which is named like the file."""
     pictures: Pictures = "png"
     """Format of the pictures of --out; png and svg need the extra [report]."""
     compare: bool = False
@@ -147,16 +150,20 @@ def report(args: list[str]) -> int:
     """Runs `rlstack report`."""
     chosen = parse(_ReportOptions, "rlstack report", args)
     from rlstack.programs.study import study
-    from rlstack.programs.tools.report import normalisation
+    from rlstack.programs.tools.report import normalisation, paper
     from rlstack.programs.tools.report import report as reports
+    from rlstack.programs.tools.report.runs import Unfinished
 
     if not chosen.run_dirs:
         raise UsageError("directories of runs must be given, such as runs (rlstack report --help)")
+    named = reports.named(chosen.run_dirs)
+    unfinished = [Unfinished(name, *one) for name, path in named for one in study.unfinished(path)]
     made = reports.make(
-        [(name, study.find(path)) for name, path in reports.named(chosen.run_dirs)],
+        [(name, study.find(path)) for name, path in named],
         by=chosen.by or ("directory" if chosen.compare else "preset"),
         normalisation=normalisation.from_words(chosen.normalise),
         compare=chosen.compare,
+        unfinished=unfinished,
     )
     command = "rlstack report RUN_DIR ..."
     out = chosen.out
@@ -170,10 +177,12 @@ def report(args: list[str]) -> int:
         reports.write_csv(made, chosen.csv)
     if chosen.latex is not None:
         reports.write_latex(made, chosen.latex)
-    for path in filter(None, (out, chosen.html, chosen.csv, chosen.latex)):
+    first = next(filter(None, (out, chosen.html, chosen.csv, chosen.latex)))
+    papers = paper.write(made, first.with_suffix("")) if chosen.paper else []
+    for path in filter(None, (out, chosen.html, chosen.csv, chosen.latex, *papers)):
         print(f"{path}: {', '.join(method.name for method in made.statistics.methods)}")
-    for comparison in made.statistics.comparisons:
-        print(f"{comparison}.")
+    if text := reports.summary(made):
+        print(text)
     return 0
 
 

@@ -185,6 +185,22 @@ def _texts(kind: Any) -> dict[str, str]:
     return found
 
 
+def overview(default: Any) -> str:
+    """Returns the options that most runs change, without the values of a preset.
+
+    Args:
+      default: the dataclass of all options, of any preset; see `groups_of`.
+    """
+    every = {option.name: option for group in groups_of(default) for option in group.options}
+    names = dict.fromkeys([*_FIRST, *(entry.name for entry in _own(default))])
+    rows = [
+        (f"--{name}", f"{_sentence(every[name].text)} {_choices(every[name])}")
+        for name in names
+        if name in every
+    ]
+    return f"options that most runs change; each preset has values of its own:\n{_table(rows)}"
+
+
 def _short(prog: str, description: str, groups: Sequence[Group], names: Iterable[str]) -> str:
     every = {option.name: option for group in groups for option in group.options}
     first = [

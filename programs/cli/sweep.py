@@ -6,14 +6,12 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import tyro
+from typing import Any, Literal
 
 from rlstack.programs.cli import env_options, experiment_options
 from rlstack.programs.cli.options import UsageError, parse
 from rlstack.programs.config.env_config import Option
-from rlstack.programs.config.experiment import Experiment, ProgramConfig
+from rlstack.programs.config.experiment import ProgramConfig
 from rlstack.programs.config.program_config import RayConfig
 from rlstack.programs.study import space
 from rlstack.programs.study.study import SearchConfig, Study
@@ -21,7 +19,7 @@ from rlstack.programs.study.study import SearchConfig, Study
 _SEARCH_TASKS = 4  # tasks of a Slurm array for a search, unless --jobs sets another number
 _OF_SEARCHES = ("trials", "prune", "storage")  # options that a grid does not read
 _USAGE = """\
-usage: rlstack sweep PRESET --vary NAME VALUE ... [--seeds N] [options]   a grid: all combinations
+usage: rlstack sweep PRESET --vary NAME VALUE ... [--seeds N] [options]   a grid, as of train
        rlstack sweep PRESET --search optuna --space NAME LOW HIGH [log] [options]   a search
        rlstack sweep --resume SWEEP_DIR [--trials N] [--jobs N]
 
@@ -31,13 +29,7 @@ Launch = Literal["local", "ray", "slurm"]
 
 
 @dataclasses.dataclass(frozen=True)
-class _SweepOptions:
-    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
-    run_dir: Path | None = None
-    """The directory of the sweep, new or empty. By default a new directory under runs/."""
-    seeds: tuple[int, ...] = ()
-    """Train all values with each of these seeds. A single number N means the seeds 1 to N.
-    By default the seed of the preset."""
+class _SweepOptions(experiment_options.StudyOptions):
     search: Literal["grid", "optuna"] = "grid"
     """grid: train each combination of the values of `--vary NAME VALUE ...`, which may be repeated.
     optuna: search the values of `--space NAME LOW HIGH` (log, int or step STEP behind it) or
@@ -50,9 +42,6 @@ class _SweepOptions:
     storage: str = ""
     """With --search optuna: URL of a database that several machines share, such as
     postgresql://USER@HOST/NAME. By default SQLite in the directory of the sweep."""
-    jobs: int | None = None
-    """Number of runs of a grid, or of trials, at the same time. By default 1; with --launch slurm
-    all runs of a grid, and 4 tasks of a search."""
     launch: Launch = "local"
     """local: train on this machine. ray: train on the hosts of a Ray cluster, which must all see
     the directory of the sweep; see --program.ray. slurm: train nothing, and print the script of a
@@ -83,7 +72,7 @@ class _ResumeOptions:
 def main(args: list[str], modules: tuple[str, ...] = ()) -> int:
     """Runs the command; returns the exit code."""
     if not args or args[0] in ("-h", "--help"):
-        print(_USAGE, end="")
+        print(experiment_options.overview(_USAGE, _SweepOptions))
         return 0
     if args[0].startswith("-"):
         if not any(arg.startswith("--res") for arg in args):
@@ -99,7 +88,9 @@ def main(args: list[str], modules: tuple[str, ...] = ()) -> int:
     chosen = experiment_options.read("sweep", name, rest, modules, _SweepOptions, {})
     if chosen is not None:
         _check(chosen, rest, vary, searched)
-        _train(_study(chosen, vary, searched), chosen)
+        study = _study(chosen, vary, searched)
+        chosen.tell_seeds()
+        _train(study, chosen)
     return 0
 
 
@@ -128,18 +119,12 @@ def _check(
         raise UsageError("--submit needs --launch slurm")
 
 
-def _seeds(chosen: _SweepOptions) -> tuple[int, ...]:
-    if len(chosen.seeds) == 1 and chosen.seeds[0] > 0:
-        return tuple(range(1, chosen.seeds[0] + 1))
-    return chosen.seeds or (chosen.experiment.seed,)
-
-
 def _study(
     chosen: _SweepOptions,
     vary: Mapping[str, Sequence[Option]],
     searched: Mapping[str, Sequence[Option]],
 ) -> Study:
-    base, seeds = chosen.experiment, _seeds(chosen)
+    base, seeds = chosen.experiment, (chosen.all_seeds or (chosen.experiment.seed,))
     if chosen.search == "grid":
         return Study(base, seeds, {name: tuple(found) for name, found in vary.items()})
     values = {name: space.from_words(name, words, base) for name, words in searched.items()}

@@ -3,41 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from rlstack.programs.cli import env_options, experiment_options, presets
+from rlstack.programs.cli import env_options, experiment_options
 from rlstack.programs.cli.options import UsageError, parse
 from rlstack.programs.config.env_config import Option
-from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.run import train
 from rlstack.programs.session.result import Result
 from rlstack.programs.study import space
 from rlstack.programs.study.study import PbtConfig, Study, is_study
+from rlstack.references import name_of
 
 
 @dataclasses.dataclass(frozen=True)
-class _TrainOptions:
-    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
-    run_dir: Path | None = None
-    """The run directory, new or empty, for config, logs, checkpoints and result. By default a new
-    directory under runs/. With --seeds or --vary it has one directory for each run."""
-    seeds: tuple[int, ...] = ()
-    """Train one run with each of these seeds, and report on all. The topology fused trains them in
-    one program; others one after the other, or with --jobs. `--vary NAME VALUE ...`, which may be
-    repeated, trains runs with each of these values of an option, such as agent.discount."""
+class _TrainOptions(experiment_options.StudyOptions):
     population: int = 0
     """Train a population of so many members, which copy better ones and change the options that
     `--vary NAME LOW HIGH [log]` names, within these bounds; see --pbt."""
     pbt: PbtConfig = PbtConfig()
-    logger: tuple[str, ...] = ()
-    """More loggers, besides those of --loggers: `--logger wandb mlflow`."""
-    jobs: int = 1
-    """With --seeds, --vary or --population: number of runs at the same time, each in a process of
-    its own. 1 trains in this process."""
     profile: str = ""
     """Updates to measure, such as 20..30: prints where each node spends its time and what limits
     the speed, and writes traces for Perfetto and TensorBoard to profile/ in the run directory."""
@@ -63,6 +48,15 @@ class _ResumeOptions:
     """Number of runs of a study at the same time, each in a process of its own."""
 
 
+_USAGE = """\
+usage: rlstack train PRESET [options]
+       rlstack train CONFIG.json [options]
+       rlstack train PRESET --vary NAME VALUE ... [--seeds N] [options]   a grid, as of sweep
+       rlstack train PRESET --population N --vary NAME LOW HIGH [log] [options]
+       rlstack train --resume RUN_DIR [--frames N] [--updates N] [--hours N] [--jobs N]
+
+`rlstack train PRESET --help` explains the options, with the values of the preset.
+"""
 _SHORT_OPTIONS = {"--launch": "--program.launch", "--ray-address": "--program.ray.address"}
 
 
@@ -78,9 +72,8 @@ def main(args: list[str], modules: tuple[str, ...] = ()) -> int:
       Exception: whatever ends the training.
     """
     if not args or args[0] in ("-h", "--help"):
-        print("usage: rlstack train PRESET [options] | CONFIG.json [options] | --resume RUN_DIR")
-        print("\npresets:")
-        return presets.main([])
+        print(experiment_options.overview(_USAGE, _TrainOptions))
+        return 0
     if args[0].startswith("-"):
         if not any(arg.startswith("--res") for arg in args):
             raise UsageError(
@@ -90,12 +83,19 @@ def main(args: list[str], modules: tuple[str, ...] = ()) -> int:
         return _resume(_resume_options(args))
     name, *rest = args
     vary, rest = env_options.take_vary(rest)
+    more, rest = _take_loggers(rest)
     chosen = experiment_options.read("train", name, rest, modules, _TrainOptions, _SHORT_OPTIONS)
     if chosen is None:
         return 0
-    loggers = dict.fromkeys((*chosen.experiment.loggers, *chosen.logger))  # each once
-    experiment = dataclasses.replace(chosen.experiment, loggers=tuple(loggers))
-    chosen = dataclasses.replace(chosen, experiment=experiment)
+    if more:
+        loggers = tuple(dict.fromkeys((*chosen.experiment.loggers, *more)))  # each once
+        print(
+            "rlstack train: --logger, which adds loggers, is an earlier option; --loggers names "
+            f"all of them: --loggers {' '.join(map(name_of, loggers))}",
+            file=sys.stderr,
+        )
+        experiment = dataclasses.replace(chosen.experiment, loggers=loggers)
+        chosen = dataclasses.replace(chosen, experiment=experiment)
     _check_combination(chosen, rest, vary)
     if chosen.dry_run:
         train.chosen_updates(chosen.profile, chosen.experiment)
@@ -109,8 +109,26 @@ def main(args: list[str], modules: tuple[str, ...] = ()) -> int:
         return _print_result(train.run(chosen.experiment, chosen.run_dir, profile=chosen.profile))
     from rlstack.programs.study import train as studies
 
-    studies.run(_study(chosen, vary), chosen.run_dir, jobs=chosen.jobs)
+    chosen.tell_seeds()
+    jobs = 1 if chosen.jobs is None else chosen.jobs
+    studies.run(_study(chosen, vary), chosen.run_dir, jobs=jobs)
     return 0
+
+
+def _take_loggers(args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the words behind each ``--logger`` of earlier versions, and the other words."""
+    found, rest, taking = [], [], False
+    for arg in args:
+        name, equals, value = arg.partition("=")
+        if arg.startswith("--"):
+            taking = name == "--logger"
+            if taking and equals:
+                found.append(value)
+        if not (taking or arg.startswith("--logger=")):
+            rest.append(arg)
+        elif not arg.startswith("--"):
+            found.append(arg)
+    return found, rest
 
 
 def _resume_options(args: Sequence[str]) -> _ResumeOptions:
@@ -129,7 +147,7 @@ def _check_combination(chosen: _TrainOptions, args: Sequence[str], vary: Collect
     """Checks the options that concern one run, several runs or a population only."""
     several = bool(chosen.seeds or vary or chosen.population)
     given = {arg.partition("=")[0] for arg in args}
-    if "--seeds" in given and not chosen.seeds:
+    if "--seeds" in given and not chosen.all_seeds:
         raise UsageError("--seeds must be followed by one or more seeds, such as 1 2 3")
     if "--population" in given and chosen.population < 2:
         raise UsageError(f"--population must be at least 2; got {chosen.population}")
@@ -145,7 +163,7 @@ def _check_combination(chosen: _TrainOptions, args: Sequence[str], vary: Collect
             raise UsageError(f"{name} a single run: leave out --seeds, --vary and --population")
     if chosen.pbt != PbtConfig() and not chosen.population:
         raise UsageError("--pbt needs --population: it says how members copy each other")
-    if chosen.jobs != 1 and not several:
+    if chosen.jobs not in (None, 1) and not several:
         raise UsageError("--jobs needs --seeds or --vary: a single run is one job")
 
 
@@ -154,7 +172,7 @@ def _study(chosen: _TrainOptions, vary: Mapping[str, Sequence[Option]]) -> Study
     base = chosen.experiment
     if not chosen.population:
         values = {name: tuple(words) for name, words in vary.items()}
-        return Study(base, chosen.seeds or (base.seed,), values)
+        return Study(base, chosen.all_seeds or (base.seed,), values)
     spaces = {name: space.from_words(name, words, base, "--vary") for name, words in vary.items()}
     seeds = tuple(range(base.seed, base.seed + chosen.population))
     return Study(base, seeds, spaces, chosen.pbt)

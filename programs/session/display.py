@@ -26,6 +26,9 @@ _LIVE_PERIOD = 0.25  # seconds between two drawings: looks smooth and costs almo
 _PHASE_SHOWN = 2.0  # seconds until a phase is named: shorter ones need no explanation
 _RATE_WINDOW = 15.0  # seconds over which frames per second are measured
 _MAX_SHOWN = 8  # returns and losses
+_BAR = 30  # columns of the progress bar, or fewer where the terminal is narrow
+_BESIDE_BAR = 76  # columns of the rest of its line
+_END_FIRST = {"actor", "inferencer"}  # nodes that a program needs no more while it ends
 _NOT_TAKEN = (OSError, ValueError)  # what a stream raises; the second one after it was closed
 
 
@@ -107,7 +110,7 @@ class ProgressDisplay:
         self._period = _LIVE_PERIOD if self._terminal else line_period
         self._shows_progress = shows_progress
         self._clock = clock
-        self._frames = start_frames
+        self._frames = self._start_frames = start_frames
         self._logs: dict[str, Scalar] = {}
         self._nodes: Mapping[str, NodeState] = {}
         self._activity = ""
@@ -182,6 +185,8 @@ class ProgressDisplay:
         If the nodes report frames/s, the display shows their sum as the program's rate. A rate from
         the display's own clock and window would differ from that sum.
         """
+        if self._activity or self._fraction() == 1:
+            nodes = {name: _at_the_end(name, node) for name, node in nodes.items()}
         self._nodes = nodes
 
     def write_line(self, text: str) -> None:
@@ -201,6 +206,7 @@ class ProgressDisplay:
                 self._show(self._clock())
         finally:
             if self._live is not None:
+                self._live.update(self._last_frame())
                 self._live.stop()
                 atexit.unregister(self.close)
 
@@ -255,9 +261,12 @@ class ProgressDisplay:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
+        bar = _BAR
+        if self._live is not None:
+            bar = max(1, min(_BAR, self._live.console.width - _BESIDE_BAR))
         head = Table.grid(padding=(0, 2))
         head.add_row(
-            ProgressBar(total=self._total, completed=min(self._frames, self._total), width=30),
+            ProgressBar(total=self._total, completed=min(self._frames, self._total), width=bar),
             f"{self._fraction():.0%}",
             f"{self._frames:,}/{self._total:,} frames",
             f"{self.frames_per_second():,.0f} frames/s",
@@ -265,10 +274,30 @@ class ProgressDisplay:
         )
         if self._activity:
             head.add_row("", self._activity)
+        body = self._render_logs()
+        return Group(head, body, self._render_nodes()) if self._nodes else Group(head, body)
+
+    def _last_frame(self) -> Group:
+        """Returns what stays on the terminal: no bar and no nodes, which have ended."""
+        from rich.console import Group
+        from rich.text import Text
+
+        seconds, made = self._clock() - self._began, self._frames - self._start_frames
+        parts = [
+            f"{self._frames:,}/{self._total:,} frames ({self._fraction():.0%})",
+            f"{made / seconds if seconds > 0 else 0.0:,.0f} frames/s on average",
+            f"{self._elapsed()} elapsed",
+            *self._problems(),
+        ]
+        return Group(Text(" | ".join(parts)), self._render_logs())
+
+    def _render_logs(self) -> Table:
+        from rich.table import Table
+
         body = Table.grid(padding=(0, 2))
         for name, value in self._shown_logs():
             body.add_row(name, _number(value))
-        return Group(head, body, self._render_nodes()) if self._nodes else Group(head, body)
+        return body
 
     def _render_nodes(self) -> Table:
         from rich.table import Table
@@ -309,6 +338,12 @@ class ProgressDisplay:
         ]
         names = list(dict.fromkeys(name for group in order for name in group))
         return [(name, self._logs[name]) for name in names[:_MAX_SHOWN]]
+
+
+def _at_the_end(name: str, node: NodeState) -> NodeState:
+    """Returns the state of a node of a program that ends; nodes that act have ended by then."""
+    ended = node.get("state") == "silent" and _END_FIRST & set(name.split("/"))
+    return {**node, "state": "ended"} if ended else node
 
 
 def _duration(seconds: float) -> str:

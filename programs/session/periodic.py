@@ -18,7 +18,7 @@ from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.session.callbacks import Events
 from rlstack.programs.session.endings import StopRules, spent_budget
 from rlstack.programs.session.progress import Progress
-from rlstack.programs.session.result import Result, commit_at_start
+from rlstack.programs.session.result import Result, commit_at_start, machine, versions
 from rlstack.storage.loggers import Logger
 
 _log = logging.getLogger(__name__)
@@ -185,6 +185,8 @@ class PeriodicActions:
                 name: {**_of_returns(returns), **policies.get(name, {})}
                 for name, returns in by_policy(evaluation).items()
             },
+            versions=versions(),
+            machine=machine(),
         )
 
     def progress(self, frames: int) -> Progress:

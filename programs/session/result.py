@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import glob
 import logging
 import os
+import platform
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
+from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -17,6 +22,7 @@ from rlstack.programs.session.run_dir import RunDir
 from rlstack.storage import files
 
 _log = logging.getLogger(__name__)
+_PACKAGES = ("rlstack", "jax", "jaxlib", "dm-haiku", "optax", "numpy", "gymnasium", "envpool")
 
 
 class Result(NamedTuple):
@@ -38,6 +44,9 @@ class Result(NamedTuple):
     ended_by: str = "frames"  # the budget that was spent, or what a stop rule says
     # The evaluation, env_frames and learner_steps of each policy that learns; empty for one policy.
     policies: Mapping[str, Mapping[str, float]] = MappingProxyType({})
+    # What the last command of the run found; empty in results of earlier versions.
+    versions: Mapping[str, str] = MappingProxyType({})  # of Python and of packages, by name
+    machine: str = ""  # operating system, processor, cores and GPUs
 
 
 def read_result(directory: RunDir) -> Result | None:
@@ -63,6 +72,38 @@ def git_commit() -> str:
     so for an installed wheel, also inside the checkout of another project.
     """
     return _commit_of(Path(__file__).resolve().parents[2])
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the installed packages that decide about results."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def machine() -> str:
+    """Returns the operating system, the processor, its cores, and the GPUs of NVIDIA if any."""
+    models = _values("/proc/cpuinfo", "model name")[:1] or [platform.machine()]
+    gpus = Counter(
+        value
+        for path in sorted(glob.glob("/proc/driver/nvidia/gpus/*/information"))
+        for value in _values(path, "Model")
+    )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    counted = [f"{count} x {name}" for name, count in gpus.items()]
+    return ", ".join([platform.system(), *models, f"{cores} cores", *counted])
+
+
+def _values(path: str, name: str) -> list[str]:
+    """Returns the values of ``NAME : VALUE`` lines of a file; [] if it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            pairs = [line.partition(":")[::2] for line in file]
+    except OSError:
+        return []
+    return [value.strip() for key, value in pairs if key.strip() == name]
 
 
 @functools.cache

@@ -17,10 +17,18 @@ from rlstack.programs.config.encoding import to_json
 from rlstack.programs.config.env_config import Option
 from rlstack.programs.study import pbt
 from rlstack.programs.study.space import Range, shown
-from rlstack.programs.study.study import SearchConfig, Study, Trial, finished, short_names
+from rlstack.programs.study.study import (
+    SearchConfig,
+    Study,
+    Trial,
+    finished,
+    short_names,
+    unfinished,
+)
 from rlstack.programs.tools.charts import Curve, Lines, Points
 from rlstack.programs.tools.report import Pictures, page, tables
 from rlstack.programs.tools.report import report as reports
+from rlstack.programs.tools.report.runs import Unfinished
 from rlstack.programs.tools.report.tables import Table
 from rlstack.storage import files
 
@@ -55,11 +63,13 @@ def write(study: Study, root: Path, trials: Sequence[Trial]) -> str:
     if not groups:
         return ""
     pictures: Pictures = "png" if importlib.util.find_spec("matplotlib") else "none"
-    made, path = reports.make([("", groups)]), root / FILE
+    missing = [Unfinished("", *one) for one in unfinished(root)]
+    made, path = reports.make([("", groups)], unfinished=missing), root / FILE
     reports.write_markdown(made, path, command, pictures)
     reports.write_page(made, path.with_suffix(".html"), command)
     if study.is_grid:
-        return f"\n{tables.markdown(tables.of_groups(made.groups))}\n\n{path}"
+        warnings = "".join(f"\nWarning: {text}" for text in made.warnings)
+        return f"\n{tables.markdown(tables.of_groups(made.groups))}\n{warnings}\n{path}"
     lineage = pbt.read_lineage(root, study)
     members = tables.markdown(_table(study, trials))
     text = f"\n## Members\n\nThey copied each other, so none can be repeated alone.\n\n{members}\n"

@@ -340,6 +340,27 @@ def find(directory: str | Path) -> dict[str, list[str | Path]]:
     return merged or {"": [RunDir.open(directory).path]}  # open says what a run directory is
 
 
+def unfinished(directory: str | Path) -> Iterator[tuple[str, Path, Experiment]]:
+    """Yields the runs in a directory that have no result, and those of a grid that have not begun.
+
+    Returns:
+      Of each run the preset and values, the directory and the experiment.
+    """
+    root = Path(directory)
+    if is_study(root) and (study := read(root)).is_grid:
+        for trial in study.trials():
+            if read_result(RunDir(root / trial.name)) is None:
+                experiment = study.experiment(trial.values, trial.seed)
+                yield study.label(trial.values), root / trial.name, experiment
+    elif RunDir(root).config.is_file():
+        if read_result(RunDir(root)) is None:
+            experiment = read_config(RunDir(root), several=True)
+            yield experiment.preset, root, experiment
+    else:
+        for path in sorted(root.glob("*/")):
+            yield from unfinished(path)
+
+
 def _found(root: Path) -> Iterator[tuple[str, list[str | Path]]]:
     if is_study(root) and read(root).is_grid:
         if not (groups := finished(root)):

@@ -21,6 +21,17 @@ COLORS = (
     "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd",
     "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf",
 )  # fmt: skip
+# Curves and rows of a method have its colour and its mark: 30 pairs before one is used again.
+MARKS = "●■▲◆▼✚"
+_SHAPES = (
+    "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0",
+    "m-4 -4h8v8h-8z",
+    "m0 -5l5 9h-10z",
+    "m0 -5l5 5l-5 5l-5 -5z",
+    "m0 5l5 -9h-10z",
+    "m-1.5 -5h3v3.5h3.5v3h-3.5v3.5h-3v-3.5h-3.5v-3h3.5z",
+)
+_MARKED = 6  # marks of a curve
 # Size and margins of a chart, in pixels.
 _WIDTH, _HEIGHT, _TOP, _BOTTOM, _RIGHT = 620, 340, 12, 44, 16
 _LEFT = 62.0
@@ -42,7 +53,8 @@ class Lines(NamedTuple):
     x: str
     y: str
     curves: Sequence[Curve]
-    runs: Sequence[tuple[np.ndarray, np.ndarray]] = ()  # x and y of runs, in pictures only
+    numbers: Sequence[int] = ()  # of the method of each curve: its colour and mark; none: in order
+    runs: Sequence[tuple[int, np.ndarray, np.ndarray]] = ()  # number of the method, x, y
 
 
 class Bars(NamedTuple):
@@ -52,6 +64,7 @@ class Bars(NamedTuple):
     x: str
     rows: Sequence[tuple[str, Interval]]
     line: float | None = None  # where the rows would be without any difference
+    numbers: Sequence[int] | None = ()  # as of `Lines`; None if the rows are of no single method
 
 
 class Points(NamedTuple):
@@ -85,28 +98,21 @@ def curves_figure(
       from_zero: whether the x axis includes 0.
       ends: whether to mark the last point of each curve.
     """
-    x_ends = _ends([curve.x for curve in chart.curves] + [np.zeros(1)] * from_zero)
-    y_ends = _ends([end for curve in chart.curves for end in (curve.band.low, curve.band.high)])
+    x_ends = _ends(
+        [curve.x for curve in chart.curves]
+        + [run[1] for run in chart.runs]
+        + [np.zeros(1)] * from_zero
+    )
+    y_ends = _ends(
+        [end for curve in chart.curves for end in (curve.band.low, curve.band.high)]
+        + [run[2] for run in chart.runs]
+    )
     x = _scale(x_ends, _LEFT, _WIDTH - _RIGHT)
     y = _scale(y_ends, _HEIGHT - _BOTTOM, _TOP)
-    groups = []
-    for number, (name, at, band) in enumerate(chart.curves):
-        parts = []
-        if (band.low != band.high).any():
-            area = _points(x, y, [*at, *at[::-1]], [*band.low, *band.high[::-1]])
-            parts.append(f'<polygon points="{area}" fill="currentColor" fill-opacity="0.18"/>')
-        parts.append(
-            f'<polyline points="{_points(x, y, at, band.estimate)}" fill="none" '
-            'stroke="currentColor" stroke-width="2"/>'
-        )
-        if ends:
-            parts.append(
-                f'<circle cx="{x(at[-1]):.1f}" cy="{y(band.estimate[-1]):.1f}" r="3" '
-                'fill="currentColor"/>'
-            )
-        groups.append(
-            f'<g data-curve="{escape(name)}" style="color:{_color(number)}">{"".join(parts)}</g>'
-        )
+    groups = [
+        _curve(curve, number, chart, x, y, ends)
+        for number, curve in zip(numbers_of(chart), chart.curves, strict=True)
+    ]
     cursor = f'<line class="cursor" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/>'
     axes = _axis_x(chart.x, x_ends, x, _HEIGHT) + _axis_y(chart.y, y_ends, y)
     data = {
@@ -137,16 +143,62 @@ def _caption(title: str) -> str:
     return f"<figcaption>{escape(title)}</figcaption>"
 
 
+def _curve(
+    curve: Curve,
+    number: int,
+    chart: Lines,
+    x: Callable[[Any], Any],
+    y: Callable[[Any], Any],
+    ends: bool,
+) -> str:
+    """Returns a curve with its band, its marks and the runs behind it."""
+    name, at, band = curve
+    parts = [
+        f'<path d="M{_points(x, y, *run).replace(" ", "L")}" fill="none" stroke="currentColor" '
+        'stroke-opacity="0.45"/>'
+        for method, *run in chart.runs
+        if method == number
+    ]
+    if (band.low != band.high).any():
+        area = _points(x, y, [*at, *at[::-1]], [*band.low, *band.high[::-1]])
+        parts.append(f'<polygon points="{area}" fill="currentColor" fill-opacity="0.18"/>')
+    parts.append(
+        f'<polyline points="{_points(x, y, at, band.estimate)}" fill="none" '
+        'stroke="currentColor" stroke-width="2"/>'
+    )
+    if chart.numbers:
+        step = max(1, len(at) // _MARKED)
+        places = zip(x(at[::step]), y(band.estimate[::step]), strict=True)
+        parts += [_mark(number, *place) for place in places]
+    if ends:
+        parts.append(
+            f'<circle cx="{x(at[-1]):.1f}" cy="{y(band.estimate[-1]):.1f}" r="3" '
+            'fill="currentColor"/>'
+        )
+    return f'<g data-curve="{escape(name)}" style="color:{_color(number)}">{"".join(parts)}</g>'
+
+
+def numbers_of(chart: Lines | Bars) -> Sequence[int]:
+    """Returns the number of the method of each curve or row; -1 for rows of no single method."""
+    rows = chart.curves if isinstance(chart, Lines) else chart.rows
+    return [-1] * len(rows) if chart.numbers is None else chart.numbers or range(len(rows))
+
+
 def _color(number: int) -> str:
-    return COLORS[number % len(COLORS)]
+    return "currentColor" if number < 0 else COLORS[number % len(COLORS)]
+
+
+def _mark(number: int, x: float, y: float) -> str:
+    shape = _SHAPES[max(0, number) % len(_SHAPES)]
+    return f'<path d="M{x:.1f} {y:.1f}{shape}" fill="{_color(number)}"/>'
 
 
 def _legend(chart: Lines) -> str:
     buttons = "".join(
         f'<button type="button" aria-pressed="true">'
-        f'<span style="color:{_color(number)}">&#9632;</span> {escape(name)}'
+        f'<span style="color:{_color(number)}">{MARKS[number % len(MARKS)]}</span> {escape(name)}'
         "</button>"
-        for number, (name, _, _) in enumerate(chart.curves)
+        for number, (name, _, _) in zip(numbers_of(chart), chart.curves, strict=True)
     )
     return f'<div class="legend">{buttons}</div>'
 
@@ -163,15 +215,17 @@ def _bars(chart: Bars) -> str:
             f'<line class="reference" x1="{x(at):.1f}" x2="{x(at):.1f}" y1="{_TOP}" '
             f'y2="{height - _BOTTOM}"/>'
         )
-    for number, (name, interval) in enumerate(chart.rows):
+    for row, (number, (name, interval)) in enumerate(
+        zip(numbers_of(chart), chart.rows, strict=True)
+    ):
         estimate, low, high = interval
-        y = _TOP + _ROW * (number + 0.5)
+        y = _TOP + _ROW * (row + 0.5)
         color = _color(number)
         parts.append(
             f"<g><title>{escape(name)}: {estimate:,.3f} [{low:,.3f}, {high:,.3f}]</title>"
             f'<rect x="{x(low):.1f}" y="{y - 8:.1f}" width="{max(x(high) - x(low), 1):.1f}" '
-            f'height="16" fill="{color}" fill-opacity="0.35"/><circle cx="{x(estimate):.1f}" '
-            f'cy="{y:.1f}" r="4" fill="{color}"/></g><text x="{left - 8:.1f}" y="{y + 4:.1f}" '
+            f'height="16" fill="{color}" fill-opacity="0.35"/>'
+            f'{_mark(number, x(estimate), y)}</g><text x="{left - 8:.1f}" y="{y + 4:.1f}" '
             f'text-anchor="end">{escape(name)}</text>'
         )
     return _svg(chart.title, height, parts)

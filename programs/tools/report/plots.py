@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlstack.programs.tools.charts import Bars, Curve, Lines
+import numpy as np
+
+from rlstack.programs.tools.charts import COLORS, Bars, Curve, Lines, numbers_of
 from rlstack.programs.tools.report.runs import Run
 from rlstack.programs.tools.report.statistics import (
+    FEW,
     OVER_TASKS,
     Statistics,
     learning_curve,
@@ -16,15 +19,25 @@ from rlstack.programs.tools.report.statistics import (
 )
 
 Plot = Lines | Bars
+_Behind = tuple[int, np.ndarray, np.ndarray]  # the number of a method, frames and returns of a run
+_MARKS = "os^DvP"  # of matplotlib, as `charts.MARKS`
 
 
-def of_group(name: str, runs: Sequence[Run]) -> Lines:
-    """Returns the learning curve of runs that differ in their seeds, with each run behind it."""
+def of_group(name: str, runs: Sequence[Run], found: Statistics) -> Lines:
+    """Returns the learning curve of runs that differ in their seeds, with each run behind it.
+
+    Its colour and mark are those of the method of the runs in all plots.
+    """
     shown = [run for run in runs if len(run.frames) > 1]
     curve = learning_curve(name, [runs])
     title = f"{name}, {len(shown)} {'seed' if len(shown) == 1 else 'seeds'}"
-    behind = [(run.frames, run.returns) for run in shown]
-    return Lines(title, "frames", "episode return", [curve] if curve else [], behind)
+    number = next(
+        number
+        for number, method in enumerate(found.methods)
+        if any(run is runs[0] for runs_of in method.tasks.values() for run in runs_of)
+    )
+    curves = [(number, curve)] if curve else []
+    return _curves(title, "episode return", curves, _behind(number, runs))
 
 
 def of_statistics(found: Statistics) -> dict[str, Plot]:
@@ -32,31 +45,46 @@ def of_statistics(found: Statistics) -> dict[str, Plot]:
     plots: dict[str, Plot] = {}
     for statistic in OVER_TASKS if found.over_tasks else ():
         rows = [(one.method, one.values[statistic]) for one in found.over_tasks]
-        plots[f"score, {statistic}"] = Bars(f"{statistic} over tasks", "normalised score", rows)
+        title, x = f"{statistic} over tasks", "normalised score"
+        plots[f"score, {statistic}"] = Bars(title, x, rows, numbers=range(len(rows)))
     if found.comparisons:
         rows = [
             (f"{c.method} > {c.other}, {_name(c.tasks)}", c.probability) for c in found.comparisons
         ]
         title = "Probability of improvement"
-        plots["improvement"] = Bars(title, "probability", rows, line=0.5)
+        plots["improvement"] = Bars(title, "probability", rows, line=0.5, numbers=None)
     if found.normalisation is not None:
         title = "Performance profile"
-        plots["profile"] = Lines(title, "normalised score", "share of runs", profiles(found))
+        curves = profiles(found)
+        x, y = "normalised score", "share of runs"
+        plots["profile"] = Lines(title, x, y, curves, range(len(curves)))
         if len(found.tasks) > 1:
-            curves = [
-                learning_curve(method.name, list(method.tasks.values()), found.normalisation)
-                for method in found.methods
+            of_all = [
+                (n, learning_curve(m.name, list(m.tasks.values()), found.normalisation))
+                for n, m in enumerate(found.methods)
             ]
-            plots["all tasks"] = _curves("Sample efficiency, all tasks", "normalised IQM", curves)
+            plots["all tasks"] = _curves("Sample efficiency, all tasks", "normalised IQM", of_all)
     for task in found.tasks:
-        methods = [method for method in found.methods if task in method.tasks]
-        curves = [learning_curve(method.name, [method.tasks[task]]) for method in methods]
-        plots[f"task {task}"] = _curves(f"Sample efficiency, {task}", "IQM of returns", curves)
+        methods = [(n, m, m.tasks[task]) for n, m in enumerate(found.methods) if task in m.tasks]
+        of_task = [(n, learning_curve(m.name, [runs])) for n, m, runs in methods]
+        few = [run for n, _, runs in methods if len(runs) < FEW for run in _behind(n, runs)]
+        title = f"Sample efficiency, {task}"
+        plots[f"task {task}"] = _curves(title, "IQM of returns", of_task, few)
     return {name: plot for name, plot in plots.items() if isinstance(plot, Bars) or plot.curves}
 
 
-def _curves(title: str, y: str, curves: Sequence[Curve | None]) -> Lines:
-    return Lines(title, "frames", y, [curve for curve in curves if curve is not None])
+def _curves(
+    title: str, y: str, curves: Sequence[tuple[int, Curve | None]], runs: Sequence[_Behind] = ()
+) -> Lines:
+    """Returns plots of curves with the numbers of their methods, where there are any."""
+    found = {number: curve for number, curve in curves if curve is not None}
+    return Lines(title, "frames", y, list(found.values()), list(found), runs)
+
+
+def _behind(number: int, runs: Sequence[Run]) -> list[_Behind]:
+    """Returns single runs, for a plot of the curve of their method."""
+    finite = [(run, np.isfinite(run.returns)) for run in runs]
+    return [(number, r.frames[ok], r.returns[ok]) for r, ok in finite if np.count_nonzero(ok) > 1]
 
 
 def _name(tasks: Sequence[str]) -> str:
@@ -89,21 +117,31 @@ def draw(plot: Plot, path: Path) -> None:
 
 
 def _lines(axes: Any, plot: Lines) -> None:
-    for x, y in plot.runs:
-        axes.plot(x, y, linewidth=0.7, alpha=0.5, color="tab:blue")
-    for number, (name, x, band) in enumerate(plot.curves):
-        axes.plot(x, band.estimate, linewidth=2, color=f"C{number}", label=name)
-        axes.fill_between(x, band.low, band.high, alpha=0.2, color=f"C{number}", linewidth=0)
+    for method, x, y in plot.runs:
+        axes.plot(x, y, linewidth=0.7, alpha=0.5, color=_color(method))
+    for number, (name, x, band) in zip(numbers_of(plot), plot.curves, strict=True):
+        look: dict[str, Any] = {"color": _color(number), "marker": _mark(number)}
+        axes.plot(x, band.estimate, linewidth=2, label=name, markevery=0.2, markersize=5, **look)
+        axes.fill_between(x, band.low, band.high, alpha=0.2, color=_color(number), linewidth=0)
     axes.set(ylabel=plot.y)
     if len(plot.curves) > 1:
         axes.legend(fontsize="small")
 
 
 def _bars(axes: Any, plot: Bars) -> None:
-    for number, (_, (estimate, low, high)) in enumerate(plot.rows):
-        axes.plot([low, high], [number, number], linewidth=6, alpha=0.35, color=f"C{number}")
-        axes.plot(estimate, number, "o", markersize=6, color=f"C{number}")
+    for row, (number, (_, interval)) in enumerate(zip(numbers_of(plot), plot.rows, strict=True)):
+        estimate, low, high = interval
+        axes.plot([low, high], [row, row], linewidth=6, alpha=0.35, color=_color(number))
+        axes.plot(estimate, row, _mark(number), markersize=6, color=_color(number))
     if plot.line is not None:
         axes.axvline(plot.line, color="gray", linewidth=1)
     axes.set_yticks(range(len(plot.rows)), [name for name, _ in plot.rows])
     axes.invert_yaxis()
+
+
+def _color(number: int) -> str:
+    return "gray" if number < 0 else COLORS[number % len(COLORS)]
+
+
+def _mark(number: int) -> str:
+    return _MARKS[max(0, number) % len(_MARKS)]

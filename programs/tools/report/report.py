@@ -12,8 +12,16 @@ from typing import NamedTuple
 
 from rlstack.programs.tools.report import Pictures, page, plots, statistics, tables
 from rlstack.programs.tools.report.normalisation import Normalisation
-from rlstack.programs.tools.report.runs import By, Group, Run, methods, read_groups
-from rlstack.programs.tools.report.statistics import Statistics
+from rlstack.programs.tools.report.runs import (
+    By,
+    Group,
+    Run,
+    Unfinished,
+    methods,
+    read,
+    read_groups,
+)
+from rlstack.programs.tools.report.statistics import FEW, Statistics
 
 Groups = Mapping[str, Sequence[str | Path]]  # directories of runs that differ in their seeds
 
@@ -37,6 +45,45 @@ class Report(NamedTuple):
 
     groups: Mapping[str, Sequence[Run]]  # runs that differ in their seeds, by name
     statistics: Statistics
+    unfinished: Sequence[Unfinished] = ()
+
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences on what makes the numbers less than they seem."""
+        found, warnings = self.statistics, []
+        if self.unfinished:
+            names = dict.fromkeys((one.name, one.task) for one in self.unfinished)
+            texts = []
+            for name, task in names:
+                seeds = [
+                    u.experiment.seed for u in self.unfinished if (u.name, u.task) == (name, task)
+                ]
+                texts.append(f"{name} on {task}, seed {', '.join(map(str, seeds))}")
+            count, s = len(self.unfinished), "s have" if len(self.unfinished) > 1 else " has"
+            warnings.append(
+                f"{count} run{s} no result and count{'' if count > 1 else 's'} in no number: "
+                f"{'; '.join(texts)}."
+            )
+        for task in found.tasks:
+            with_task = [method for method in found.methods if task in method.tasks]
+            if statistics.unequal(task, with_task):
+                texts = [f"{m.name} {statistics.frames_of(m.tasks[task])}" for m in with_task]
+                warnings.append(
+                    f"The budgets on {task} differ, so final returns are not comparable; compare "
+                    f"the learning curves at equal frames. Frames: {'; '.join(texts)}."
+                )
+        few = [
+            f"{one.method} on {one.tasks[0]}: {one.runs}"
+            for one in found.of_tasks
+            if one.runs < FEW
+        ]
+        if few:
+            warnings.append(
+                f"Intervals of fewer than {FEW} runs are too narrow: with 3 runs they contain the "
+                "true value in about 76 % of cases, and not in 95 %. Look at the single runs. "
+                f"Runs: {'; '.join(few)}."
+            )
+        return warnings
 
 
 def named(paths: Sequence[Path]) -> list[tuple[str, Path]]:
@@ -56,6 +103,7 @@ def make(
     by: By = "preset",
     normalisation: Normalisation | None = None,
     compare: bool = False,
+    unfinished: Sequence[Unfinished] = (),
 ) -> Report:
     """Reads runs and computes their statistics.
 
@@ -64,9 +112,11 @@ def make(
       by: the property by which runs form methods; see `rlstack.programs.tools.report.runs.methods`.
       normalisation: maps returns to scores that can be averaged over tasks.
       compare: True to compare each pair of methods.
+      unfinished: the runs of these directories without a result. They are counted, and may be among
+        those of the groups.
 
     Raises:
-      ValueError: a directory holds no finished run, a group has a seed twice, or a method has two
+      ValueError: no run is finished, a group has a seed twice, or a method has two
         groups of one task; or see `rlstack.programs.tools.report.statistics.compute`.
     """
     named: dict[str, dict[str, list[str | Path]]] = {}
@@ -74,12 +124,20 @@ def make(
         merged = named.setdefault(source if by == "directory" else "", {})
         for name, paths in groups.items():
             merged.setdefault(name, []).extend(paths)
-    read = {
-        source: [g for name, paths in sorted(groups.items()) for g in read_groups(name, paths)]
+    left_out = {one.path for one in unfinished}
+    groups_of = {
+        source: [
+            group
+            for name, paths in sorted(groups.items())
+            for group in read_groups(name, [path for path in paths if path not in left_out])
+        ]
         for source, groups in named.items()
     }
-    found = statistics.compute(methods(read, by), normalisation, compare)
-    return Report(_labelled(read), found)
+    if not any(groups_of.values()):
+        for one in unfinished:
+            read(one.path)  # says how to finish it
+    found = statistics.compute(methods(groups_of, by, unfinished), normalisation, compare)
+    return Report(_labelled(groups_of), found, unfinished)
 
 
 def write_markdown(report: Report, out: Path, command: str, pictures: Pictures = "png") -> None:
@@ -88,14 +146,16 @@ def write_markdown(report: Report, out: Path, command: str, pictures: Pictures =
     Raises:
       ValueError: matplotlib, which draws the pictures, is not installed.
     """
-    parts = [_HEAD.format(command=command), tables.markdown(tables.of_groups(report.groups))]
+    parts = [_HEAD.format(command=command)]
+    parts += [f"> Warning: {tables.plain(text)}\n" for text in report.warnings]
+    parts.append(tables.markdown(tables.of_groups(report.groups)))
     for title, table in _sections(report):
         parts += [f"\n## {title}\n", tables.markdown(table)]
     parts += ["", _INTERVALS]
     if report.statistics.comparisons:
         parts += [
             "\n## Comparison\n",
-            *(f"- {tables.plain(str(one))}." for one in report.statistics.comparisons),
+            *(f"- {tables.plain(_sentence(str(one)))}" for one in report.statistics.comparisons),
         ]
     if pictures != "none":
         folder = out.with_suffix("")
@@ -113,7 +173,8 @@ def write_page(report: Report, out: Path, command: str) -> None:
     found = report.statistics
     sections = [*_sections(report), ("Runs", tables.of_groups(report.groups))]
     intro = f"Greedy returns at the end of training. {_INTERVALS} Written by {command}."
-    remarks = [f"{one}." for one in found.comparisons]
+    remarks = [*(f"Warning: {text}" for text in report.warnings)]
+    remarks += [_sentence(str(one)) for one in found.comparisons]
     text = page.html("Results", intro, plots.of_statistics(found), sections, remarks)
     _write(out, text)
 
@@ -125,7 +186,17 @@ def write_csv(report: Report, out: Path) -> None:
 
 def write_latex(report: Report, out: Path) -> None:
     """Writes the statistics as tables in LaTeX."""
-    _write(out, tables.latex(report.statistics))
+    _write(out, tables.latex(report.statistics, report.warnings))
+
+
+def summary(report: Report) -> str:
+    """Returns the warnings and the comparisons as lines for a terminal."""
+    lines = [f"Warning: {text}" for text in report.warnings]
+    return "\n".join([*lines, *(_sentence(str(c)) for c in report.statistics.comparisons)])
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper() if text.startswith('each of') else text[0]}{text[1:]}."
 
 
 def _write(out: Path, text: str) -> None:
@@ -138,7 +209,9 @@ def _sections(report: Report) -> list[tuple[str, tables.Table]]:
     """Returns the titles and tables below the first one."""
     found = report.statistics
     sections = [
+        ("Runs without a result", tables.of_unfinished(report.unfinished)),
         ("Options that differ from the preset", tables.of_options(report.groups)),
+        ("All options of presets of your own", tables.of_options(report.groups, known=False)),
         ("Nodes that were lost", tables.of_faults(report.groups)),
         ("Returns with intervals", tables.of_tasks(found)),
     ]
@@ -150,7 +223,8 @@ def _sections(report: Report) -> list[tuple[str, tables.Table]]:
 def _drawn(report: Report) -> dict[str, plots.Plot]:
     """Returns the plots that are drawn as pictures, by the names of their files."""
     drawn: dict[str, plots.Plot] = {
-        _file_name(name): plots.of_group(name, runs) for name, runs in report.groups.items()
+        _file_name(name): plots.of_group(name, runs, report.statistics)
+        for name, runs in report.groups.items()
     }
     found = report.statistics
     if found.comparisons or found.over_tasks:

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.config.presets import PRESETS, preset
+from rlstack.programs.program.failures import cause, read_failures
 from rlstack.programs.session.result import Result, read_result
 from rlstack.programs.session.run_config import options_of, read_config
 from rlstack.programs.session.run_dir import RunDir
 from rlstack.programs.tools.report import By
+from rlstack.programs.tools.status.runs import RunReader
 from rlstack.storage import jsonl
 
 _EVALUATION, _TRAINING = "evaluator/episode_return", "actor/episode_return"
 # The log of a curve is the first of these with so many points: two evaluations, of which the last
 # is at the end, say less of a short run than its training does.
 _CURVES = ((_EVALUATION, 3), (_TRAINING, 2), (_EVALUATION, 2), (_TRAINING, 0))
+
+_REASON = 120  # characters of the reason of a failure
 
 
 class Run(NamedTuple):
@@ -35,32 +42,61 @@ class Run(NamedTuple):
     @property
     def agent(self) -> str:
         """The name of the agent."""
-        return type(self.experiment.agent).__name__.removesuffix("Config")
+        return _agent(self.experiment)
 
     @property
     def environment(self) -> str:
         """The name of the environment, without its module."""
-        return self.experiment.env.name.rsplit(":")[-1]
+        return _environment(self.experiment)
 
     @property
     def task(self) -> str:
         """The environment with its options."""
-        options = ", ".join(f"{k}={v}" for k, v in sorted(self.experiment.env.options.items()))
-        return f"{self.environment} ({options})" if options else self.environment
+        return _task(self.experiment)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the preset is one of rlstack's, so that its name says all options."""
+        return self.result.preset in PRESETS
 
     @property
     def changes(self) -> dict[str, Any]:
         """The run's options that differ from its preset, by name; the seed is not compared.
 
-        It is empty if there is no preset of this name.
+        If rlstack has no preset of this name, it is all options.
         """
-        if self.result.preset not in PRESETS:
-            return {}
-        usual, own = options_of(preset(self.result.preset)), options_of(self.experiment)
+        usual = options_of(preset(self.result.preset)) if self.is_known else {}
+        own = options_of(self.experiment)
         usual["seed"] = own["seed"]
         return {
             name: value for name, value in own.items() if name not in usual or usual[name] != value
         }
+
+
+class Unfinished(NamedTuple):
+    """A run without a result: it runs, was stopped, failed, or has not begun."""
+
+    source: str  # the directory that was named
+    name: str  # the preset's name, and the values of varied options
+    path: Path
+    experiment: Experiment
+
+    @property
+    def task(self) -> str:
+        """The environment with its options."""
+        return _task(self.experiment)
+
+    @property
+    def state(self) -> str:
+        """What became of it, such as "failed at 400 of 1,000 frames"."""
+        if not RunDir(self.path).config.is_file():
+            return "has not begun"
+        status = RunReader(self.path).read()
+        text = f"{status.state} at {status.frames:,} of {self.experiment.frames:,} frames"
+        failure = cause(read_failures(RunDir(self.path).failures))
+        if status.state == "failed" and failure is not None:
+            text += f": {textwrap.shorten(str(failure['reason']), _REASON, placeholder=' ...')}"
+        return text
 
 
 class Group(NamedTuple):
@@ -80,6 +116,7 @@ class Method(NamedTuple):
 
     name: str
     tasks: Mapping[str, Sequence[Run]]
+    unfinished: Mapping[str, int] = MappingProxyType({})  # number of such runs, by task
 
 
 def read(path: str | Path) -> Run:
@@ -126,12 +163,15 @@ def read_groups(name: str, paths: Sequence[str | Path]) -> list[Group]:
     return [Group(name, runs) for runs in tasks.values()]
 
 
-def methods(sources: Mapping[str, Sequence[Group]], by: By) -> list[Method]:
+def methods(
+    sources: Mapping[str, Sequence[Group]], by: By, unfinished: Sequence[Unfinished] = ()
+) -> list[Method]:
     """Divides groups of runs into methods.
 
     Args:
       sources: the groups of each directory.
       by: the property that the groups of a method share: their name (preset), agent, or directory.
+      unfinished: the runs without a result, which are counted.
 
     Raises:
       ValueError: a method would have two groups of one task.
@@ -139,8 +179,8 @@ def methods(sources: Mapping[str, Sequence[Group]], by: By) -> list[Method]:
     found: dict[str, dict[str, Group]] = {}
     for directory, groups in sources.items():
         for group in groups:
-            agent, task = group.runs[0].agent, group.task
-            method = {"preset": group.name, "agent": agent, "directory": directory}[by]
+            task = group.task
+            method = _method(by, group.name, group.runs[0].experiment, directory)
             earlier = found.setdefault(method, {}).setdefault(task, group)
             if earlier is not group:
                 raise ValueError(
@@ -149,10 +189,35 @@ def methods(sources: Mapping[str, Sequence[Group]], by: By) -> list[Method]:
                     "directories, or divide the runs in another way: --by preset, agent or "
                     "directory."
                 )
+    missing = Counter(
+        (_method(by, one.name, one.experiment, one.source), one.task) for one in unfinished
+    )
     return [
-        Method(name, {task: tasks[task].runs for task in sorted(tasks)})
+        Method(
+            name,
+            {task: tasks[task].runs for task in sorted(tasks)},
+            {task: missing[name, task] for task in sorted(tasks)},
+        )
         for name, tasks in found.items()
     ]
+
+
+def _method(by: By, name: str, experiment: Experiment, directory: str) -> str:
+    return {"preset": name, "agent": _agent(experiment), "directory": directory}[by]
+
+
+def _agent(experiment: Experiment) -> str:
+    return type(experiment.agent).__name__.removesuffix("Config")
+
+
+def _environment(experiment: Experiment) -> str:
+    return experiment.env.name.rsplit(":")[-1]
+
+
+def _task(experiment: Experiment) -> str:
+    name = _environment(experiment)
+    options = ", ".join(f"{k}={v}" for k, v in sorted(experiment.env.options.items()))
+    return f"{name} ({options})" if options else name
 
 
 def _newest(lines: Sequence[Mapping[str, float]], name: str) -> int:

@@ -16,9 +16,12 @@ from rlstack.programs.tools.report.runs import Method, Run
 
 OF_ONE_TASK = {"mean": intervals.mean, "median": intervals.median, "IQM": intervals.iqm}
 OVER_TASKS = {**OF_ONE_TASK, "optimality gap": intervals.optimality_gap}
+LEVEL = 0.95  # of all intervals
 _POINTS = 60  # number of points of a learning curve
 _LEVELS = 240  # number of points of a profile; profiles have steps, so they need more
-_RESAMPLES = 2_000  # bootstrap resamples for each point of a curve or profile
+FEW = 5  # runs of a task below which bootstrap intervals are far too narrow
+_OVERSHOOT = 1.05  # ratio of frames up to which budgets are equal: batches go over a budget
+RESAMPLES = 2_000  # bootstrap resamples for each point of a curve or profile
 
 
 class Estimates(NamedTuple):
@@ -28,6 +31,7 @@ class Estimates(NamedTuple):
     tasks: tuple[str, ...]
     runs: int
     values: Mapping[str, Interval]
+    unfinished: int = 0  # runs of these tasks that have no result
 
 
 class Comparison(NamedTuple):
@@ -36,16 +40,29 @@ class Comparison(NamedTuple):
     method: str
     other: str
     tasks: tuple[str, ...]
-    runs: tuple[int, int]
+    runs: tuple[int, int]  # with a result
     probability: Interval
+    notes: tuple[str, ...] = ()  # what makes the comparison less than it seems
 
     def __str__(self) -> str:
         """Returns a sentence that says so."""
         task = self.tasks[0] if len(self.tasks) == 1 else f"{len(self.tasks)} tasks"
         estimate, low, high = self.probability
+        notes = "".join(f"; {note}" for note in self.notes)
+        if estimate in (0, 1):
+            names, runs = (self.method, self.other), self.runs
+            if not estimate:
+                names, runs, low, high = names[::-1], runs[::-1], 1 - high, 1 - low
+            each = "" if len(self.tasks) == 1 else " of the same task"
+            return (
+                f"each of the {runs[0]} runs of {names[0]} is better than each of the {runs[1]} "
+                f"runs of {names[1]}{each} on {task}; so few runs show only that the probability "
+                f"of a better run is between {low:.2f} and {high:.2f}{notes}"
+            )
         return (
             f"{self.method} is better than {self.other} on {task} with probability "
-            f"{estimate:.2f} [{low:.2f}, {high:.2f}] ({self.runs[0]} and {self.runs[1]} runs)"
+            f"{estimate:.2f} [{low:.2f}, {high:.2f}] ({self.runs[0]} and {self.runs[1]} runs"
+            f"{notes})"
         )
 
 
@@ -80,12 +97,12 @@ def compute(
         common.
     """
     of_tasks = [
-        _estimates(method.name, {task: runs}, [_returns(runs)], OF_ONE_TASK)
+        _estimates(method, {task: runs}, [_returns(runs)], OF_ONE_TASK)
         for method in methods
         for task, runs in method.tasks.items()
     ]
     over_tasks = [
-        _estimates(method.name, method.tasks, scores(method, normalisation), OVER_TASKS)
+        _estimates(method, method.tasks, scores(method, normalisation), OVER_TASKS)
         for method in methods
         if normalisation is not None
     ]
@@ -131,7 +148,7 @@ def learning_curve(
         curves = np.stack([np.interp(grid, run.frames, run.returns) for run in runs])
         values.append(normalisation(runs[0].environment, curves) if normalisation else curves)
     points = [
-        intervals.interval(intervals.iqm, [task[:, point] for task in values], resamples=_RESAMPLES)
+        intervals.interval(intervals.iqm, [task[:, point] for task in values], resamples=RESAMPLES)
         for point in range(_POINTS)
     ]
     return Curve(name, grid, Band(*map(np.array, zip(*points, strict=True))))
@@ -149,19 +166,20 @@ def profiles(found: Statistics) -> list[Curve]:
         return intervals.performance_profile(tasks, grid)
 
     return [
-        Curve(name, grid, intervals.band(profile, tasks, resamples=_RESAMPLES))
+        Curve(name, grid, intervals.band(profile, tasks, resamples=RESAMPLES))
         for name, tasks in known.items()
     ]
 
 
 def _estimates(
-    method: str,
+    method: Method,
     tasks: Mapping[str, Sequence[Run]],
     values: intervals.Scores,
     statistics: Mapping[str, intervals.Statistic],
 ) -> Estimates:
     found = {name: intervals.interval(statistic, values) for name, statistic in statistics.items()}
-    return Estimates(method, tuple(tasks), sum(map(len, tasks.values())), found)
+    unfinished = sum(method.unfinished.get(task, 0) for task in tasks)
+    return Estimates(method.name, tuple(tasks), sum(map(len, tasks.values())), found, unfinished)
 
 
 def _compared(one: Method, other: Method) -> list[Comparison]:
@@ -172,9 +190,55 @@ def _compared(one: Method, other: Method) -> list[Comparison]:
     for tasks in [*wholes, *((task,) for task in common)]:
         values = [[_returns(method.tasks[task]) for task in tasks] for method in (one, other)]
         first, second = (sum(map(len, scores)) for scores in values)
-        probability = intervals.interval(intervals.probability_of_improvement, *values)
-        found.append(Comparison(one.name, other.name, tasks, (first, second), probability))
+        probability = _probability(*values)
+        notes = _notes((one, other), tasks)
+        found.append(Comparison(one.name, other.name, tasks, (first, second), probability, notes))
     return found
+
+
+def _probability(x: intervals.Scores, y: intervals.Scores) -> Interval:
+    """Returns the probability of improvement with its interval.
+
+    The bootstrap has no width where all pairs of runs have one outcome. The interval is then exact:
+    K pairs of different runs, with K the smaller number of runs, are independent, and an outcome
+    that all of them have is at least as probable as the K-th root of the tail (Clopper and Pearson,
+    1934). Several tasks share the tail (Bonferroni).
+    """
+    found = intervals.interval(intervals.probability_of_improvement, x, y)
+    if found.low < found.high:
+        return found
+    tail = (1 - LEVEL) / 2 / len(x)
+    least = [tail ** (1 / min(len(a), len(b))) for a, b in zip(x, y, strict=True)]
+    estimates = [
+        float(intervals.probability_of_improvement([a], [b])) for a, b in zip(x, y, strict=True)
+    ]
+    low = np.mean([p * value for p, value in zip(least, estimates, strict=True)])
+    rest = np.mean([1 - p for p in least])
+    return Interval(found.estimate, float(low), float(low + rest))
+
+
+def _notes(pair: tuple[Method, Method], tasks: Sequence[str]) -> tuple[str, ...]:
+    unfinished = [sum(method.unfinished.get(task, 0) for task in tasks) for method in pair]
+    notes = []
+    if any(unfinished):
+        notes.append(f"{unfinished[0]} and {unfinished[1]} more have no result")
+    if any(unequal(task, pair) for task in tasks):
+        low, high = (frames_of([r for t in tasks for r in m.tasks[t]]) for m in pair)
+        notes.append(f"the budgets differ: {low} and {high} frames")
+    return tuple(notes)
+
+
+def unequal(task: str, methods: Sequence[Method]) -> bool:
+    """Returns whether runs of a task have trained for different numbers of frames."""
+    frames = [run.result.env_frames for m in methods for run in m.tasks.get(task, ())]
+    return bool(frames) and max(frames) > _OVERSHOOT * min(frames)
+
+
+def frames_of(runs: Sequence[Run]) -> str:
+    """Returns the frames of runs, from the fewest to the most."""
+    frames = sorted({run.result.env_frames for run in runs})
+    ends = frames[:1] if frames[-1] <= _OVERSHOOT * frames[0] else [frames[0], frames[-1]]
+    return " to ".join(f"{number:,}" for number in ends)
 
 
 def _returns(runs: Sequence[Run]) -> np.ndarray:

@@ -10,8 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rlstack.math import intervals
 from rlstack.math.intervals import Interval
-from rlstack.programs.tools.report.runs import Run
-from rlstack.programs.tools.report.statistics import OF_ONE_TASK, OVER_TASKS, Estimates, Statistics
+from rlstack.programs.tools.report.runs import Run, Unfinished
+from rlstack.programs.tools.report.statistics import (
+    OF_ONE_TASK,
+    OVER_TASKS,
+    Estimates,
+    Statistics,
+    frames_of,
+)
 
 _COLUMNS = (
     "preset",
@@ -25,9 +31,14 @@ _COLUMNS = (
     "frames/s",
     "commit",
 )
+_WORDS = ("method", "task", "preset", "option", "value")  # columns that are not numbers
 _OPTIONS = ("preset", "option", "value")
 _FAULTS = ("preset", "seed", "topology", "launched as", "restarts", "frames lost")
-_CSV = ("method", "other", "task", "scale", "statistic", "estimate", "low", "high", "runs")
+_UNFINISHED = ("preset", "task", "seed", "directory", "state")
+_CSV = (
+    *("method", "other", "task", "scale", "statistic", "estimate", "low", "high", "runs"),
+    "unfinished",
+)
 _SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # the columns' names, and the rows
@@ -38,13 +49,26 @@ def of_groups(groups: Mapping[str, Sequence[Run]]) -> Table:
     return _COLUMNS, [_row(name, runs) for name, runs in groups.items()]
 
 
-def of_options(groups: Mapping[str, Sequence[Run]]) -> Table:
+def of_unfinished(runs: Sequence[Unfinished]) -> Table:
+    """Returns a row for each run without a result."""
+    return _UNFINISHED, [
+        [one.name, one.task, str(one.experiment.seed), one.path.name, one.state] for one in runs
+    ]
+
+
+def of_options(groups: Mapping[str, Sequence[Run]], *, known: bool = True) -> Table:
     """Returns a row for each option of a group that differs from the preset's.
 
     If runs of the group have several values, the row has all of them.
+
+    Args:
+      groups: the runs.
+      known: whether to take the groups with a preset of rlstack, or the others, with all options.
     """
     rows = []
     for name, runs in groups.items():
+        if runs[0].is_known is not known:
+            continue
         values: dict[str, dict[str, None]] = {}  # ordered sets
         for run in runs:
             for option, value in run.changes.items():
@@ -73,15 +97,13 @@ def of_faults(groups: Mapping[str, Sequence[Run]]) -> Table:
 
 def of_tasks(found: Statistics) -> Table:
     """Returns the returns of each method on each task, with intervals."""
-    rows = [[one.method, one.tasks[0], str(one.runs), *_cells(one)] for one in found.of_tasks]
+    rows = [[one.method, one.tasks[0], _runs(one), *_cells(one)] for one in found.of_tasks]
     return ("method", "task", "runs", *OF_ONE_TASK), rows
 
 
 def over_tasks(found: Statistics) -> Table:
     """Returns the normalised scores of each method over its tasks, with intervals."""
-    rows = [
-        [one.method, str(len(one.tasks)), str(one.runs), *_cells(one)] for one in found.over_tasks
-    ]
+    rows = [[one.method, str(len(one.tasks)), _runs(one), *_cells(one)] for one in found.over_tasks]
     return ("method", "tasks", "runs", *OVER_TASKS), rows
 
 
@@ -98,15 +120,16 @@ def plain(text: str) -> str:
     return text.replace("](", "]\\(").replace("&", "&amp;").replace("<", "&lt;")
 
 
-def latex(found: Statistics) -> str:
+def latex(found: Statistics, warnings: Sequence[str] = ()) -> str:
     """Returns the tables of statistics in LaTeX, for any document class without packages."""
     tables = [("Returns", of_tasks(found))]
     if found.normalisation is not None:
         tables.insert(0, (f"Scores, {found.normalisation.text}", over_tasks(found)))
     parts = [
         "% Written by rlstack report. Brackets are 95 % stratified bootstrap intervals.\n",
-        *(_tabular(title, table) for title, table in tables),
-        *(f"% {_escaped(str(comparison))}\n" for comparison in found.comparisons),
+        *(f"% Warning: {escaped(text)}\n" for text in warnings),
+        *(f"% {escaped(title)}\n{tabular(table)}\n" for title, table in tables),
+        *(f"% {escaped(str(comparison))}\n" for comparison in found.comparisons),
     ]
     return "\n".join(parts)
 
@@ -128,12 +151,16 @@ def _lines(found: Statistics) -> Iterator[Sequence[object]]:
         for one in every:
             task = "all" if scale == "normalised" else one.tasks[0]
             for name, interval in one.values.items():
-                yield one.method, "", task, scale, name, *interval, one.runs
+                yield one.method, "", task, scale, name, *interval, one.runs, one.unfinished
+    missing = {method.name: method.unfinished for method in found.methods}
     for comparison in found.comparisons:
         task = "all" if len(comparison.tasks) > 1 else comparison.tasks[0]
         names = (comparison.method, comparison.other, task)
         runs = " and ".join(map(str, comparison.runs))
-        yield *names, "probability", "improvement", *comparison.probability, runs
+        unfinished = " and ".join(
+            str(sum(missing[name].get(task, 0) for task in comparison.tasks)) for name in names[:2]
+        )
+        yield *names, "probability", "improvement", *comparison.probability, runs, unfinished
 
 
 def _row(name: str, runs: Sequence[Run]) -> list[str]:
@@ -149,9 +176,9 @@ def _row(name: str, runs: Sequence[Run]) -> list[str]:
         name,
         runs[0].agent,
         runs[0].environment,
-        f"{results[0].env_frames:,}",
-        f"{mean} ± {deviation} ({median})",
-        text_of(intervals.bootstrap(returns), digits),
+        frames_of(runs),
+        f"{mean} ± {deviation} ({median})" if len(runs) > 1 else f"{mean} (1 run)",
+        text_of(intervals.bootstrap(returns), digits) if len(runs) > 1 else mean,
         ", ".join(f"{result.seed}: {value}" for result, value in zip(results, shown, strict=True)),
         f"{numbers.median(result.wall_seconds for result in results):,.0f}",
         f"{numbers.median(result.frames_per_second for result in results):,.0f}",
@@ -170,25 +197,28 @@ def _digits(values: Sequence[float]) -> int:
 
 
 def _cells(one: Estimates) -> list[str]:
+    """Returns the statistics with their intervals; single runs have none."""
     digits = _digits([end for interval in one.values.values() for end in interval])
+    if one.runs == len(one.tasks):
+        return [f"{interval.estimate:,.{digits}f}" for interval in one.values.values()]
     return [text_of(interval, digits) for interval in one.values.values()]
 
 
-def _tabular(title: str, table: Table) -> str:
+def _runs(one: Estimates) -> str:
+    """Returns the number of runs, and of all if some have no result."""
+    return f"{one.runs} of {one.runs + one.unfinished}" if one.unfinished else str(one.runs)
+
+
+def tabular(table: Table) -> str:
+    """Returns a table in LaTeX, which needs no packages."""
     columns, rows = table
-    words = sum(column in ("method", "task") for column in columns)
-    lines = [" & ".join(map(_escaped, cells)) + r" \\" for cells in (columns, *rows)]
+    words = sum(column in _WORDS for column in columns)
+    lines = [" & ".join(map(escaped, cells)) + r" \\" for cells in (columns, *rows)]
     lines.insert(1, r"\hline")
-    return "\n".join(
-        [
-            f"% {_escaped(title)}",
-            rf"\begin{{tabular}}{{{'l' * words}{'r' * (len(columns) - words)}}}",
-            *lines,
-            r"\end{tabular}",
-            "",
-        ]
-    )
+    spec = "l" * words + "r" * (len(columns) - words)
+    return "\n".join([rf"\begin{{tabular}}{{{spec}}}", *lines, r"\end{tabular}"])
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Returns text for LaTeX, where no character of it is a command."""
     return re.sub(r"[\\~^]|[&%$#_{}]", lambda m: _SPECIAL.get(m[0], f"\\{m[0]}"), text)

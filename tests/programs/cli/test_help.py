@@ -1,6 +1,7 @@
 """`rlstack train PRESET --help`, `--help GROUP`, `--help-all`, and the shell's completion."""
 
 import dataclasses
+import re
 import subprocess
 
 import pytest
@@ -9,7 +10,7 @@ from rlstack.programs.__main__ import main
 from rlstack.programs.cli import completion, component_options, help
 from rlstack.programs.cli.train import _TrainOptions
 from rlstack.programs.config.experiment import agents_of
-from rlstack.programs.config.presets import preset
+from rlstack.programs.config.presets import PRESETS, preset
 from rlstack.programs.study.study import PbtConfig
 
 
@@ -31,6 +32,37 @@ def test_help_explains_few_options_and_names_the_groups(capsys):
     for group in ("agent ", "agent.torso-optimizer ", "program.ray ", "general "):
         assert f"\n  {group}" in text
     assert "--agent.gae-lambda" not in text
+
+
+@pytest.mark.parametrize("command", ["train", "sweep"])
+def test_help_without_a_preset_begins_with_usage_and_ends_with_presets(command, capsys):
+    texts = []
+    for args in ([], ["--help"]):
+        assert main([command, *args]) == 0
+        texts.append(capsys.readouterr().out)
+    text = texts[0]
+    assert texts[1] == text and text.startswith(f"usage: rlstack {command} PRESET")
+    usage, rest = text.split("\noptions that most runs change", 1)
+    options, presets = rest.split("\npresets:\n")
+    assert "--resume" in usage and "--vary" in usage
+    assert re.findall(r"^  --(\w+)", options, re.M)[:2] == ["frames", "seed"]
+    assert sorted(PRESETS) == sorted(line.split()[0] for line in presets.splitlines())
+
+
+def test_train_and_sweep_explain_what_they_share_in_the_same_words(capsys):
+    texts = []
+    for command in ("train", "sweep"):
+        assert main([command, "cartpole-ppo", "--help", "general"]) == 0
+        text = capsys.readouterr().out
+        texts.append(
+            {
+                found[1]: found[0]
+                for found in re.finditer(r"^  --([\w-]+).*\n(?:   .*\n?)*", text, re.M)
+            }
+        )
+    for name in ("run-dir", "seeds", "jobs", "loggers", "frames"):
+        assert texts[0][name] == texts[1][name]
+    assert "--vary NAME VALUE" in " ".join(texts[0]["seeds"].split())
 
 
 def test_help_of_a_group_has_the_groups_inside_it(capsys):
@@ -59,7 +91,7 @@ def test_an_unknown_group_is_one_line(capsys):
 )
 def test_completion_and_groups_have_the_options_of_the_parser(name, capsys):
     text = shown(capsys, name, "--help-all")
-    own = ["--run-dir", "--seeds", "--jobs", "--profile", "--dry-run", "--population", "--logger"]
+    own = ["--run-dir", "--seeds", "--jobs", "--profile", "--dry-run", "--population"]
     own += [f"--pbt.{field.name}" for field in dataclasses.fields(PbtConfig)]
     lines = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
     names = sorted(line for line in lines if line.strip("-"))

@@ -52,6 +52,21 @@ def test_loggers_are_added_to_those_of_the_experiment(capsys):
     assert from_json(config).loggers == ("jsonl", "terminal", "json:dumps")
 
 
+def test_the_earlier_option_logger_names_the_one_of_today(capsys):
+    for words in (["--logger", "json:dumps", "--seed", "2"], ["--seed=2", "--logger=json:dumps"]):
+        assert main(["train", "cartpole-ppo", *words, "--dry-run"]) == 0
+        out, err = capsys.readouterr()
+        (line,) = err.splitlines()
+        assert "--loggers jsonl tensorboard terminal json:dumps" in line
+        found = from_json(out.partition("config.json:\n")[2])
+        assert found.loggers == ("jsonl", "tensorboard", "terminal", "json:dumps")
+        assert found.seed == 2
+    assert main(["train", "cartpole-ppo", "--loggers", "jsonl", "json:dumps", "--dry-run"]) == 0
+    out, err = capsys.readouterr()
+    assert from_json(out.partition("config.json:\n")[2]).loggers == ("jsonl", "json:dumps")
+    assert not err
+
+
 def test_the_sizes_are_those_of_the_run(tmp_path):
     experiment = running.dqn("single_process", frames=100)  # too few to learn
     experiment = dataclasses.replace(experiment, checkpoint_replay=False)

@@ -157,11 +157,11 @@ def with_demonstrations(data, **changes):
 
 def test_demonstrations_are_learned_beside_the_replay_and_resume_exactly(data, tmp_path):
     experiment = with_demonstrations(data)
-    loop = train.SingleProcess(experiment)
+    loop = train.HostLoop(experiment)
     try:
         for _ in range(40):
-            loop.actor.step()
-        sample = loop.replay.sample()
+            loop.player.actor.step()
+        sample = loop.player.replay.sample()
         saved = loop.save()
         logs = loop.learner.step(sample)
         loop.load(checkpoint.restore(checkpoint.save(tmp_path, 1, saved, {}), loop.template()))
@@ -169,7 +169,7 @@ def test_demonstrations_are_learned_beside_the_replay_and_resume_exactly(data, t
     finally:
         loop.close()
     replay = dataclasses.replace(experiment.replay, demonstrations="")
-    plain = train.SingleProcess(dataclasses.replace(experiment, replay=replay))
+    plain = train.HostLoop(dataclasses.replace(experiment, replay=replay))
     try:
         assert plain.learner.step(sample) != logs
     finally:

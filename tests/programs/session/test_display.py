@@ -105,6 +105,46 @@ def test_process_ids_have_no_separators():
     assert "123456" in stream.getvalue() and "1234" in stream.getvalue()
 
 
+def silent(*names):
+    return {name: {"state": "silent", "restarts": 0, "frames/s": 0.0} for name in names}
+
+
+@pytest.mark.parametrize("ends_by", ["frames", "evaluating"])
+def test_actors_of_a_program_that_ends_are_not_silent(ends_by):
+    clock, stream = Clock(), io.StringIO()
+    display = ProgressDisplay(100, stream, clock=clock, line_period=0.0)
+    nodes = silent("actor/0", "fox/actor/1", "inferencer/0", "evaluator", "learner")
+    display.write_nodes(nodes)
+    display.write(50, {"return": 1.0})
+    (line,) = stream.getvalue().splitlines()
+    assert "silent: actor/0, fox/actor/1, inferencer/0, evaluator, learner" in line
+    display.write_activity("evaluating" if ends_by == "evaluating" else "")
+    display.write(100 if ends_by == "frames" else 60, {"return": 1.0})
+    display.write_nodes(nodes)
+    clock.now += 1.0
+    display.write(100, {"return": 2.0})
+    assert "silent: evaluator, learner" in stream.getvalue().splitlines()[-1]
+
+
+def test_the_last_frame_is_short_and_has_what_a_run_reached():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    clock, stream = Clock(), Terminal()
+    with ProgressDisplay(1_000, stream, start_frames=200, clock=clock) as display:
+        display.write_nodes({"actor/0": {"state": "up", "pid": 123, "frames/s": 50.0}})
+        display.write_activity("evaluating")
+        clock.now += 8.0
+        display.write(1_000, {"episode_return": 12.5})
+        begin = len(stream.getvalue())
+    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()[begin:])
+    # 800 frames of this command in 8 s.
+    assert "1,000/1,000 frames (100%) | 100 frames/s on average | 0:08 elapsed" in last
+    assert "episode_return" in last and "12.5" in last
+    assert "actor/0" not in last and "evaluating" not in last and "left" not in last
+
+
 class Failing(io.StringIO):
     """A stream that takes no text while it has an error."""
 

@@ -43,6 +43,22 @@ def test_a_grid_has_each_value_and_seed(asked, tmp_path):
     assert asked[1][0].seeds == (7, 9)
 
 
+@pytest.mark.parametrize("command", ["train", "sweep"])
+def test_a_single_number_of_seeds_means_the_same_in_train_and_sweep(command, asked, capsys):
+    assert main(command, ["cartpole-ppo", "--seeds", "5"]) == 0
+    assert asked[0][0].seeds == (1, 2, 3, 4, 5)
+    assert capsys.readouterr().err == "--seeds 5: seeds 1 to 5; --seed 5 is seed 5 alone\n"
+    for words, seeds in ((["3", "8"], (3, 8)), (["1"], (1,)), (["8", "3", "1"], (8, 3, 1))):
+        assert main(command, ["cartpole-ppo", "--seeds", *words]) == 0
+        assert asked[-1][0].seeds == seeds
+        assert not capsys.readouterr().err
+    for number in ("0", "-2", "20261129"):
+        assert main(command, ["cartpole-ppo", "--seeds", number]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"--seed {number} trains seed {number} alone" in line
+    assert len(asked) == 4
+
+
 def test_a_search_has_ranges_and_choices(asked):
     words = ["--space", "network.torso", "mlp", "nature", "--trials", "20", "--prune", "False"]
     assert main("sweep", ["cartpole-ppo", *SPACE, *words, "--seed", "4", "--frames", "1e4"]) == 0

@@ -9,7 +9,9 @@ from rlstack.programs.session.result import Result
 from rlstack.programs.session.run_dir import RunDir
 
 
-def make_run(path, score, *, name="cartpole-ppo", env="CartPole-v1", seed=1, curve=None):
+def make_run(
+    path, score, *, name="cartpole-ppo", env="CartPole-v1", seed=1, curve=None, frames=1000
+):
     """Writes what a finished run leaves; its returns rise to the score unless a curve is given."""
     base = preset(name)
     config = dataclasses.replace(
@@ -18,7 +20,9 @@ def make_run(path, score, *, name="cartpole-ppo", env="CartPole-v1", seed=1, cur
     path.mkdir(parents=True)
     directory = RunDir.create(path, name, seed)
     directory.write_config(to_json(config))
-    result = Result(score, 0.0, 10, 1000, 10, 1.0, 1000.0, seed, "single_process", name, "abcdef0")
+    result = Result(
+        score, 0.0, 10, frames, 10, 1.0, 1000.0, seed, "single_process", name, "abcdef0"
+    )
     directory.write_result(result._asdict())
     curve = curve or [(100 * step, score * step / 10) for step in range(1, 11)]
     lines = [{"env_frames": x, "evaluator/episode_return": y} for x, y in curve]
