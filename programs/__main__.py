@@ -45,7 +45,7 @@ commands:
 options:
   --module NAME            import a module with agents and presets of your own first (any command)
   -h, --help               print this text; `rlstack COMMAND --help` explains a command
-  --version                print the version
+  --version                print the version and the commit
 """
 _DOCTOR_USAGE = """\
 usage: rlstack doctor
@@ -76,8 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if args[0] == "--version":
         import rlstack
+        from rlstack.programs.session.result import git_commit
 
-        print(f"rlstack {rlstack.__version__}")
+        print(f"rlstack {rlstack.__version__} (commit {git_commit()})")
         return 0
     command, *rest = args
     if command == "doctor":

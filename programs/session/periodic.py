@@ -13,6 +13,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import ArrayLike
 
+import rlstack
 from rlstack.acting.evaluator import Evaluation, as_logs, by_opponent, by_policy
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.session.callbacks import Events
@@ -179,6 +180,7 @@ class PeriodicActions:
             topology=experiment.topology,
             preset=experiment.preset,
             git_commit=self._commit.result(),
+            version=rlstack.__version__,
             eval_return_by_opponent=by_opponent(evaluation),
             ended_by=self.ended_by(env_frames, learner_steps),
             policies={

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+import rlstack
 from rlstack.programs.session.run_dir import RunDir
 from rlstack.storage import files
 
@@ -38,6 +39,7 @@ class Result(NamedTuple):
     ended_by: str = "frames"  # the budget that was spent, or what a stop rule says
     # The evaluation, env_frames and learner_steps of each policy that learns; empty for one policy.
     policies: Mapping[str, Mapping[str, float]] = MappingProxyType({})
+    version: str = "unknown"  # of rlstack; older results have none
 
 
 def read_result(directory: RunDir) -> Result | None:
@@ -59,9 +61,12 @@ def read_result(directory: RunDir) -> Result | None:
 def git_commit() -> str:
     """Returns the commit of the running source, with "-dirty" if files differ from it.
 
-    It is "unknown" if git is missing, or if the source is not the root of a git checkout. That is
-    so for an installed wheel, also inside the checkout of another project.
+    Of an installed wheel it is the commit that the wheel was built from. It is "unknown" if git is
+    missing, or if the source is neither from a wheel nor the root of a git checkout.
     """
+    built_from = Path(rlstack.__file__).with_name("commit.txt")  # setup.py writes it
+    if built_from.exists():
+        return built_from.read_text().strip()
     return _commit_of(Path(__file__).resolve().parents[2])
 
 
