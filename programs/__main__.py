@@ -37,6 +37,8 @@ commands:
   export RUN_DIR           write a run's policy as npz, StableHLO or ONNX, for use without rlstack
   top [RUN_DIR ...]        show running and finished programs in a table that updates
   dashboard [DIR]          show runs on a local web page: curves, nodes, waits, comparison
+  check agent AGENT        check that an agent keeps the contract of agents; `check env ENV` does so
+                           for an environment
   presets [options]        list the presets, all or those of an agent or environment
   doctor                   check which features work here and say how to enable the others
   rerun DUMP_DIR           repeat an update that gave NaN
