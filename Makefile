@@ -29,7 +29,7 @@ else
 OF_LANE := and not launchpad
 endif
 
-.PHONY: help venv train test test-launchpad test-slow test-chosen check coverage notebooks docs format bench \
+.PHONY: help venv train test test-launchpad test-slow test-chosen check coverage notebooks api docs format bench \
   gpu-check doctor lock clean
 .DEFAULT_GOAL := help
 
@@ -78,6 +78,9 @@ coverage: venv  ## measure which lines the quick tests run, in all processes; pa
 
 notebooks: venv  ## run the notebooks of the documentation, and store their outputs
 	@$(BIN)/python -m tests.docs.notebooks
+
+api: venv  ## write the API reference, docs/api.md, from the sources
+	@$(BIN)/python docs/api_pages.py
 
 docs: venv  ## build the documentation site in site/; a warning or a dead link is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)

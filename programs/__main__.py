@@ -37,6 +37,8 @@ commands:
   export RUN_DIR           write a run's policy as npz, StableHLO or ONNX, for use without rlstack
   top [RUN_DIR ...]        show running and finished programs in a table that updates
   dashboard [DIR]          show runs on a local web page: curves, nodes, waits, comparison
+  check agent AGENT        check that an agent keeps the contract of agents; `check env ENV` does so
+                           for an environment
   presets [options]        list the presets, all or those of an agent or environment
   doctor                   check which features work here and say how to enable the others
   rerun DUMP_DIR           repeat an update that gave NaN
@@ -45,7 +47,7 @@ commands:
 options:
   --module NAME            import a module with agents and presets of your own first (any command)
   -h, --help               print this text; `rlstack COMMAND --help` explains a command
-  --version                print the version
+  --version                print the version and the commit
 """
 _DOCTOR_USAGE = """\
 usage: rlstack doctor
@@ -76,8 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if args[0] == "--version":
         import rlstack
+        from rlstack.programs.session.result import git_commit
 
-        print(f"rlstack {rlstack.__version__}")
+        print(f"rlstack {rlstack.__version__} (commit {git_commit()})")
         return 0
     command, *rest = args
     if command == "doctor":

@@ -73,36 +73,12 @@ _MODULES = {
 }
 
 __all__ = [
-    "Actor",
-    "Agent",
-    "AsyncEnv",
-    "Batch",
-    "EnvSpec",
-    "EpochAgent",
-    "Evaluator",
-    "EvaluatorConfig",
-    "InProcessReplay",
-    "InferenceService",
-    "Inferencer",
-    "InferencerConfig",
-    "Learner",
-    "LearnerConfig",
-    "LearnerOutput",
-    "Network",
-    "ReplayBuffer",
-    "ReplayConfig",
-    "ReverbReplayBuffer",
-    "ReverbServer",
-    "ServiceConfig",
-    "SharedMemReplayBuffer",
-    "StepType",
-    "SyncEnv",
-    "TimeStep",
-    "Trajectory",
-    "Transition",
-    "__version__",
-    "load",
-]
+    "Actor", "Agent", "AsyncEnv", "Batch", "EnvSpec", "EpochAgent", "Evaluator",
+    "EvaluatorConfig", "InProcessReplay", "InferenceService", "Inferencer", "InferencerConfig",
+    "Learner", "LearnerConfig", "LearnerOutput", "Network", "ReplayBuffer", "ReplayConfig",
+    "ReverbReplayBuffer", "ReverbServer", "ServiceConfig", "SharedMemReplayBuffer", "StepType",
+    "SyncEnv", "TimeStep", "Trajectory", "Transition", "__version__", "load",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

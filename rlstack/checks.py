@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib
 import math
 import traceback
 import types
@@ -16,12 +17,31 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 
+class _DocWithFields:
+    """A docstring that the texts below the fields follow, when it is read."""
+
+    def __init__(self, own: str):
+        self._own = own
+
+    def __get__(self, _: object, owner: type) -> str:
+        if "__match_args__" not in vars(owner):  # `dataclass` reads the docstring, then sets this
+            return self._own
+        reader = importlib.import_module("rlstack.imports.field_docs")  # read when it is needed
+        text: str = reader.docstring(owner, self._own)
+        return text
+
+
 class Checked:
     """Base of frozen dataclasses that check the types and ranges of their fields.
 
     A number of numpy is accepted for a number, a list for a tuple, and a function for its name. The
-    elements of tuples are not checked.
+    elements of tuples are not checked. ``help`` of such a class explains its fields.
     """
+
+    def __init_subclass__(cls) -> None:
+        """Adds the fields to the docstring."""
+        if own := vars(cls).get("__doc__"):
+            cls.__doc__ = _DocWithFields(own)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         """Checks the types, also those in inner configs; a subclass calls it before its own checks.

@@ -1,15 +1,23 @@
-"""A wheel works outside the checkout: commands, several nodes, and modules of the user's own."""
+"""A wheel works outside the checkout: commands, several nodes, and modules of the user's own.
 
+It says from which commit it is, and its version is that of the tag.
+"""
+
+import email
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("rlstack", "agents", "programs")
@@ -61,17 +69,37 @@ def call(*command, cwd, **variables):
     return done.stdout
 
 
-def build(folder):
-    """Builds the wheel from a copy of the sources, since a build writes beside them."""
+def git(source, *words):
+    identity = ("-c", "user.name=n", "-c", "user.email=e@example.org")
+    return call("git", *identity, *words, cwd=source).strip()
+
+
+def sources(folder):
+    """Returns a checkout with the sources alone, whose commit is tagged as version 0.7.3."""
     source = folder / "source"
     ignore = shutil.ignore_patterns("__pycache__")
     for name in FOLDERS:
         shutil.copytree(ROOT / name, source / name, ignore=ignore, symlinks=True)
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "setup.py", "README.md", ".gitignore"):
         shutil.copy(ROOT / name, source / name)
-    code = "import sys; from setuptools import build_meta as b; print(b.build_wheel(sys.argv[1]))"
+    git(source, "init", "-q")
+    git(source, "add", "-A")
+    git(source, "commit", "-qm", "all")
+    git(source, "tag", "v0.7.3")
+    return source
+
+
+def build(source, folder, kind="wheel"):
+    """Builds a distribution, as pip does but with this environment's setuptools."""
+    code = f"import sys; from setuptools.build_meta import build_{kind} as b; print(b(sys.argv[1]))"
     printed = call(sys.executable, "-c", code, folder, cwd=source)
     return folder / printed.split()[-1]
+
+
+def metadata_of(wheel):
+    with zipfile.ZipFile(wheel) as file:
+        (name,) = (name for name in file.namelist() if name.endswith(".dist-info/METADATA"))
+        return email.message_from_bytes(file.read(name))
 
 
 def install(wheel, folder):
@@ -101,8 +129,13 @@ def pip(python, command, *arguments):
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("wheel"))
+def source(tmp_path_factory):
+    return sources(tmp_path_factory.mktemp("checkout"))
+
+
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory):
+    return build(source, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -124,13 +157,78 @@ def test_it_holds_one_package_with_all_files(wheel):
         for name in FOLDERS
         for path in (ROOT / name).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
-    }
+    } | {"rlstack/commit.txt"}
 
 
-def test_the_commands_find_the_installed_stack_and_no_checkout(python, rlstack, tmp_path):
+def test_a_release_has_the_version_of_its_tag_and_what_an_index_shows(wheel):
+    found = metadata_of(wheel)
+    assert (found["Name"], found["Version"]) == ("rlstack", "0.7.3")
+    assert "reinforcement learning" in found["Keywords"]
+    assert "Programming Language :: Python :: 3.13" in found.get_all("Classifier")
+    urls = dict(line.split(", ") for line in found.get_all("Project-URL"))
+    assert set(urls) == {"Repository", "Documentation", "Changelog", "Issues"}
+    assert found["Description-Content-Type"] == "text/markdown"
+    text = found.get_payload()
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert f"{urls['Repository']}/blob/v0.7.3/docs/install.md" in links
+    assert [
+        link for link in links if not link.startswith(f"{urls['Repository']}/blob/v0.7.3/")
+    ] == []
+
+
+def test_a_plain_installation_has_no_matplotlib(wheel):
+    """None of the packages that it needs asks for it, but EnvPool, which runs without it.
+
+    docs/install.md says how to leave it out; tests/envs/cpp/test_without.py trains without it.
+    """
+
+    def needed(lines):
+        found = map(Requirement, lines or ())
+        plain = {"extra": ""}
+        return {r.name.lower() for r in found if r.marker is None or r.marker.evaluate(plain)}
+
+    seen, rest = set(), needed(metadata_of(wheel).get_all("Requires-Dist"))
+    assert {"jax", "dm-haiku", "envpool"} <= rest
+    while rest:
+        name = rest.pop()
+        seen.add(name)
+        if name != "envpool":
+            rest |= needed(metadata.requires(name)) - seen
+    assert len(seen) > 20
+    assert "matplotlib" not in seen
+
+
+def test_a_build_between_tags_names_its_commit_and_whether_files_differ_from_it(source, tmp_path):
+    here = tmp_path / "source"
+    shutil.copytree(source, here, symlinks=True)
+    git(here, "commit", "-q", "--allow-empty", "-m", "more")
+    commit = git(here, "rev-parse", "HEAD")
+    (here / "rlstack" / "new.py").write_text("")
+    changed = build(here, tmp_path)
+    assert metadata_of(changed)["Version"] == f"0.7.4.dev1+g{commit[:8]}.dirty"
+    assert zipfile.ZipFile(changed).read("rlstack/commit.txt").decode() == f"{commit}-dirty\n"
+    git(here, "clean", "-fdq")
+    git(here, "tag", "-d", "v0.7.3")
+    untagged = metadata_of(build(here, tmp_path))
+    assert untagged["Version"] == f"0.1.0.dev2+g{commit[:8]}"
+    assert f"/blob/{commit}/docs/install.md" in untagged.get_payload()
+
+
+def test_a_wheel_of_a_source_distribution_is_that_of_the_checkout(source, wheel, tmp_path):
+    with tarfile.open(build(source, tmp_path, "sdist")) as file:
+        file.extractall(tmp_path / "unpacked", filter="data")
+    again = build(tmp_path / "unpacked" / "rlstack-0.7.3", tmp_path)
+    assert metadata_of(again).as_string() == metadata_of(wheel).as_string()
+    held = [zipfile.ZipFile(path) for path in (wheel, again)]
+    assert sorted(held[0].namelist()) == sorted(held[1].namelist())
+    assert held[0].read("rlstack/commit.txt") == held[1].read("rlstack/commit.txt")
+
+
+def test_the_commands_find_the_installed_stack_and_no_checkout(python, rlstack, source, tmp_path):
     code = "from rlstack import agents, programs; print(agents.__file__, programs.__file__)"
     assert str(ROOT) not in call(python, "-c", code, cwd=tmp_path)
-    assert rlstack("--version").split()[0] == "rlstack"
+    commit = git(source, "rev-parse", "HEAD")
+    assert rlstack("--version") == f"rlstack 0.7.3 (commit {commit})\n"
     assert "cartpole-ppo" in rlstack("list")
     code = "from rlstack.programs.cli import features as f"
     code = f"{code}; print(f.install(['cluster']), f.reinstall())"
@@ -143,7 +241,7 @@ def test_the_commands_find_the_installed_stack_and_no_checkout(python, rlstack, 
     [(), ("--topology", "heavy_env", "--launch", "processes", "--program.num-actors", "1")],
     ids=["single_process", "heavy_env"],
 )
-def test_modules_of_the_users_own_train_from_another_directory(rlstack, tmp_path, more):
+def test_modules_of_the_users_own_train_from_another_directory(rlstack, source, tmp_path, more):
     (tmp_path / "here" / "own_things.py").write_text(OWN)
     rlstack("train", "cartpole-own", "--module", "own_things", *SMALL, *more, "--run-dir", "run")
     run = tmp_path / "here" / "run"
@@ -151,7 +249,9 @@ def test_modules_of_the_users_own_train_from_another_directory(rlstack, tmp_path
     assert (config["agent"]["kind"], config["modules"]) == ("OwnConfig", ["own_things"])
     result = json.loads((run / "result.json").read_text())
     assert result["env_frames"] >= 600
-    assert result["git_commit"] == "unknown"  # not that of a checkout around the environment
+    # Not that of a checkout around the environment.
+    assert result["git_commit"] == git(source, "rev-parse", "HEAD")
+    assert result["versions"]["rlstack"] == "0.7.3"
 
 
 @pytest.mark.parametrize("first", ["ours", "others"])

@@ -29,12 +29,12 @@ CORE = {
     "haiku": "dm-haiku",
     "optax": "optax",
     "gymnasium": "gymnasium",
-    "envpool": "envpool",
     "orbax.checkpoint": "orbax-checkpoint",
     "tensorboardX": "tensorboardX",
     "tyro": "tyro",
     "rich": "rich",
 }
+POOLS = {"envpool": "envpool"}  # --env.type cpp needs it; all else works without it
 SERVICES = {
     "launchpad": "dm-launchpad",
     "courier": "dm-launchpad",
@@ -80,7 +80,7 @@ def report(timeout: float = 120.0) -> list[Check]:
     """
     # TensorFlow comes before Reverb, which imports it, so that its slow import happens once.
     pairs = (("launchpad", "courier"), ("tensorflow", "reverb"))
-    groups = [CORE, *({module: SERVICES[module] for module in pair} for pair in pairs)]
+    groups = [CORE | POOLS, *({module: SERVICES[module] for module in pair} for pair in pairs)]
     # The threads only wait for child processes. More than two would overload a small machine.
     with ThreadPoolExecutor(2) as pool:
         probed = [
@@ -168,6 +168,8 @@ def how_to_fix(module: str, error: str, version: tuple[int, int] = sys.version_i
             "install 3.10` for a Python that has one, and then make the environment anew."
         )
     if "No module named" in error:
+        if module in POOLS:
+            return f"Only --env.type cpp needs it: {features.reinstall()}."
         return f"The package is not installed: {features.reinstall()}."
     if module == "envpool" and "shared object" in error:
         return (

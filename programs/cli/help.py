@@ -7,8 +7,6 @@ configs, as the parser's own help has them.
 
 from __future__ import annotations
 
-import ast
-import functools
 import inspect
 import re
 import shlex
@@ -19,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from rlstack.checks import hints_of, is_config
+from rlstack.imports import field_docs
 from rlstack.programs.cli.options import UsageError
 from rlstack.programs.config import options
 from rlstack.programs.config.options import Entry
@@ -165,24 +164,7 @@ def _paragraph(text: str) -> str:
 
 def _text_of(config: Any, field: str) -> str:
     kind: Any = type(config)
-    return _texts(kind)[field]
-
-
-@functools.cache
-def _texts(kind: Any) -> dict[str, str]:
-    """Returns the strings below the fields of a dataclass, by field."""
-    found: dict[str, str] = {}
-    for base in reversed(kind.__mro__[:-1]):
-        if not hasattr(base, "__dataclass_fields__"):
-            continue
-        (node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        body: list[ast.stmt] = node.body if isinstance(node, ast.ClassDef) else []
-        for entry, following in zip(body, [*body[1:], None], strict=True):
-            if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name):
-                text = following.value if isinstance(following, ast.Expr) else None
-                words = str(text.value).split() if isinstance(text, ast.Constant) else []
-                found[entry.target.id] = " ".join(words)
-    return found
+    return field_docs.texts(kind)[field]
 
 
 def overview(default: Any) -> str:

@@ -19,6 +19,7 @@ _RESULTS = (
     "wall_seconds",
     "frames_per_second",
     "ended_by",
+    "version",
     "git_commit",
 )
 

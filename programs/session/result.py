@@ -18,11 +18,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+import rlstack
 from rlstack.programs.session.run_dir import RunDir
 from rlstack.storage import files
 
 _log = logging.getLogger(__name__)
-_PACKAGES = ("rlstack", "jax", "jaxlib", "dm-haiku", "optax", "numpy", "gymnasium", "envpool")
+_PACKAGES = ("jax", "jaxlib", "dm-haiku", "optax", "numpy", "gymnasium", "envpool")
 
 
 class Result(NamedTuple):
@@ -45,7 +46,7 @@ class Result(NamedTuple):
     # The evaluation, env_frames and learner_steps of each policy that learns; empty for one policy.
     policies: Mapping[str, Mapping[str, float]] = MappingProxyType({})
     # What the last command of the run found; empty in results of earlier versions.
-    versions: Mapping[str, str] = MappingProxyType({})  # of Python and of packages, by name
+    versions: Mapping[str, str] = MappingProxyType({})  # of Python, rlstack and packages, by name
     machine: str = ""  # operating system, processor, cores and GPUs
 
 
@@ -68,15 +69,18 @@ def read_result(directory: RunDir) -> Result | None:
 def git_commit() -> str:
     """Returns the commit of the running source, with "-dirty" if files differ from it.
 
-    It is "unknown" if git is missing, or if the source is not the root of a git checkout. That is
-    so for an installed wheel, also inside the checkout of another project.
+    Of an installed wheel it is the commit that the wheel was built from. It is "unknown" if git is
+    missing, or if the source is neither from a wheel nor the root of a git checkout.
     """
+    built_from = Path(rlstack.__file__).with_name("commit.txt")  # setup.py writes it
+    if built_from.exists():
+        return built_from.read_text().strip()
     return _commit_of(Path(__file__).resolve().parents[2])
 
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the installed packages that decide about results."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "rlstack": rlstack.__version__}
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)

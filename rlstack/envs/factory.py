@@ -64,7 +64,12 @@ def make_backend(name_or_builder: str | EnvBuilder, type_: str, config: PoolConf
                 "Env pool: type='cpp' needs the name of an EnvPool environment; got a builder. "
                 "Use another type, or 'auto'."
             )
-        raise ValueError(_unknown(str(name_or_builder), library.names(), "EnvPool"))
+        if not (names := library.names()):
+            raise ValueError(
+                "Env pool: type='cpp' needs EnvPool, which is not installed: pip install envpool, "
+                "or use another type."
+            )
+        raise ValueError(_unknown(str(name_or_builder), names, "EnvPool"))
     builder = resolve(name_or_builder) if isinstance(name_or_builder, str) else name_or_builder
     return _python_backend(builder, type_, config)
 

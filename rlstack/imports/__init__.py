@@ -1,4 +1,4 @@
-"""Tools for importing other packages.
+"""Tools for importing other packages, and for reading sources.
 
 May import: nothing.
 """

@@ -18,9 +18,12 @@ def own() -> bytes:
     """Returns what must be equal in all processes of a program.
 
     These are rlstack's version, the version of the format of messages, and those parts of the
-    versions of Python, JAX and numpy between which pickles or random numbers differ.
+    versions of Python, JAX and numpy between which pickles or random numbers differ. A build of a
+    commit counts as the version that it leads to: an editable installation keeps the version of
+    the day on which it was made.
     """
-    return f"{rlstack.__version__} {MAGIC[-1]} {_packages(_version)}".encode()
+    version = rlstack.__version__.partition(".dev")[0]
+    return f"{version} {MAGIC[-1]} {_packages(_version)}".encode()
 
 
 def _packages(version: Callable[[str], str]) -> str:
