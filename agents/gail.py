@@ -35,7 +35,7 @@ class GAILConfig(SACConfig):
 
     gradient_penalty: float = 10.0
     """Weight of the squared distance of the norm of the discriminator's gradient to 1."""
-    discriminator_optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3)
+    discriminator: OptimizerConfig = OptimizerConfig(learning_rate=1e-3)
     """Optimizer of the discriminator."""
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class GAIL(SAC):
                 "GAIL: the network must have no state and no dropout, because its discriminator "
                 "has none. Use --network.norm layer or none, and --network.dropout 0."
             )
-        self._discriminator_optimizer = component_optimizer(cfg.discriminator_optimizer, {}, 0.0)
+        self._discriminator_optimizer = component_optimizer(cfg.discriminator, {}, 0.0)
 
     def initial_learner_state(self, rng_key: PRNGKey, params: SACParams) -> Any:
         """Returns SAC's state and a newly initialised discriminator."""

@@ -27,7 +27,7 @@ from tests.agents.linear_control import DISCOUNT, SGD, make_batch, networks, uni
 
 # In the contract's tests rewards hardly change, so that errors may fall.
 STILL = GAILConfig(
-    optimizer=FAST, temperature=0.01, discriminator_optimizer=OptimizerConfig(learning_rate=1e-6)
+    optimizer=FAST, temperature=0.01, discriminator=OptimizerConfig(learning_rate=1e-6)
 )
 SMALL_SQIL = SQILConfig(optimizer=FAST, temperature=0.01)
 SETTINGS = {
@@ -104,7 +104,7 @@ def test_the_discriminators_log_odds_are_the_rewards():
 @pytest.mark.parametrize("name", ["gail", "gail-discrete"])
 def test_the_discriminator_learns_who_acted(name):
     quick = OptimizerConfig(learning_rate=1e-2)
-    cfg = GAILConfig(temperature=0.01, discriminator_optimizer=quick, gradient_penalty=0.1)
+    cfg = GAILConfig(temperature=0.01, discriminator=quick, gradient_penalty=0.1)
     c = Case(SETTINGS[name]._replace(cfg=cfg))
     params, state = c.params, c.learner_state
     batch = c.batch._replace(demonstrated=np.array([True, False, True, False]))

@@ -206,7 +206,10 @@ def leading(tmp_path, others, states):
     """A learner that writes checkpoints, whose polls return these states, the last for ever."""
     learner = LeadingLearnerNode.__new__(LeadingLearnerNode)
     learner._setup = SimpleNamespace(
-        policy="retailer", directory=RunDir(tmp_path), learner_restarts=True
+        experiment=SimpleNamespace(checkpoints_kept=3),
+        policy="retailer",
+        directory=RunDir(tmp_path),
+        learner_restarts=True,
     )
     learner._others, learner._files = others, PartFiles(RunDir(tmp_path))
     learner._number, learner._checkpoints, learner._saved_frames = 0, 1, 7

@@ -73,7 +73,8 @@ def test_no_checkpoint_is_written_without_the_part_of_a_learner_that_has_ended(
     monkeypatch.setattr(timing, "PARTS_AT_END", 0.2)
     asked = []
     learner = LeadingLearnerNode.__new__(LeadingLearnerNode)
-    learner._setup = SimpleNamespace(policy="a", directory=RunDir(tmp_path))
+    kept = SimpleNamespace(checkpoints_kept=3)
+    learner._setup = SimpleNamespace(policy="a", directory=RunDir(tmp_path), experiment=kept)
     learner._others = {"b": SimpleNamespace(give_part=lambda *call: asked.append(call))}
     learner._number, learner._files = 0, PartFiles(RunDir(tmp_path))
     learner._poll = lambda: ProgramState(OVER)
