@@ -319,7 +319,7 @@ def _short(value: float) -> str:
     for size, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= 10 * size or (abs(value) >= size and sign != "k"):
             return f"{value / size:.4g}{sign}"
-    return f"{value:.4g}"
+    return f"{value + 0.0:.4g}"  # no sign before 0
 
 
 def _points(

@@ -89,7 +89,8 @@ def test_runs_that_do_not_overlap_show_a_bound_only(numbers, low, tmp_path):
     assert "0.00 [0.00, 0.00]" not in text["md"] + text["html"] + text["tex"]
     assert (
         f"Each of the {second} runs of b is better than each of the {first} runs of a on "
-        f"CartPole-v1; so few runs show only that the probability of a better run is between "
+        f"CartPole-v1; {'so few' if first < 5 else 'these'} runs show only that the probability "
+        "of a better run is between "
         f"{low:.2f} and 1.00."
     ) in text["md"]
     (line,) = [x for x in csv.DictReader(text["csv"].splitlines()) if x["other"]]
@@ -103,6 +104,16 @@ def test_equal_runs_of_both_methods_show_little(tmp_path):
         make_runs(tmp_path / name, [500.0] * 3)
     text = report(tmp_path, tmp_path / "a", tmp_path / "b", "--compare")
     assert "with probability 0.50 [0.15, 0.85] (3 and 3 runs)" in text["md"]
+
+
+def test_averages_over_different_tasks_are_named(tmp_path):
+    for task in ("CartPole-v1", "Catch"):
+        make_runs(tmp_path / "a" / task, [1.0, 2.0], env=task)
+    make_runs(tmp_path / "b", [1.0, 2.0])
+    both = (tmp_path / "a", tmp_path / "b", "--compare")
+    warning = "with different tasks are not comparable: b lacks Catch."
+    assert warning in report(tmp_path, *both, "--normalise", "0", "500")["md"]
+    assert warning not in report(tmp_path, *both)["md"]  # nothing is averaged over tasks
 
 
 def test_few_runs_are_drawn_one_by_one(tmp_path):
