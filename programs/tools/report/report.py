@@ -23,6 +23,7 @@ from rlstack.programs.tools.report.runs import (
 )
 from rlstack.programs.tools.report.statistics import FEW, Statistics
 
+_NAMED = 8  # groups of runs that a warning names; the table has all
 Groups = Mapping[str, Sequence[str | Path]]  # directories of runs that differ in their seeds
 
 _HEAD = """\
@@ -59,6 +60,8 @@ class Report(NamedTuple):
                     u.experiment.seed for u in self.unfinished if (u.name, u.task) == (name, task)
                 ]
                 texts.append(f"{name} on {task}, seed {', '.join(map(str, seeds))}")
+            if len(texts) > _NAMED:
+                texts[_NAMED:] = [f"and {len(texts) - _NAMED} more groups of runs"]
             count, s = len(self.unfinished), "s have" if len(self.unfinished) > 1 else " has"
             warnings.append(
                 f"{count} run{s} no result and count{'' if count > 1 else 's'} in no number: "

@@ -53,6 +53,17 @@ def test_runs_without_a_result_are_shown_and_counted(tmp_path, capsys):
     assert float(found["a", "mean"]["estimate"]) == 15.0
 
 
+def test_a_warning_names_some_groups_and_the_table_all(tmp_path):
+    make_runs(tmp_path / "runs", [1.0, 2.0])
+    for number in range(11):
+        path = make_run(tmp_path / "runs" / f"other-{number:02}", 5.0, env=f"Task{number:02}")
+        (path / "result.json").unlink()
+    text = report(tmp_path, tmp_path / "runs")["md"]
+    warning = next(line for line in text.splitlines() if line.startswith("> Warning: 11 runs"))
+    assert warning.endswith("on Task07, seed 1; and 3 more groups of runs.")
+    assert len(re.findall(r"^\| cartpole-ppo \| Task\d\d \| 1 \| other-", text, re.M)) == 11
+
+
 def test_a_failed_run_says_so(tmp_path):
     make_runs(tmp_path / "runs", [1.0, 2.0])
     failed = make_run(tmp_path / "runs" / "third", 5.0, seed=3)
