@@ -55,6 +55,7 @@ class Lines(NamedTuple):
     curves: Sequence[Curve]
     numbers: Sequence[int] = ()  # of the method of each curve: its colour and mark; none: in order
     runs: Sequence[tuple[int, np.ndarray, np.ndarray]] = ()  # number of the method, x, y
+    log: bool = False  # whether each factor of ten of y has the same height; y must be positive
 
 
 class Bars(NamedTuple):
@@ -108,13 +109,16 @@ def curves_figure(
         + [run[2] for run in chart.runs]
     )
     x = _scale(x_ends, _LEFT, _WIDTH - _RIGHT)
-    y = _scale(y_ends, _HEIGHT - _BOTTOM, _TOP)
+    if chart.log:
+        y_ends = (float(np.log10(y_ends[0])), float(np.log10(y_ends[1])))
+    linear = _scale(y_ends, _HEIGHT - _BOTTOM, _TOP)
+    y = (lambda value: linear(np.log10(value))) if chart.log else linear
     groups = [
         _curve(curve, number, chart, x, y, ends)
         for number, curve in zip(numbers_of(chart), chart.curves, strict=True)
     ]
     cursor = f'<line class="cursor" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/>'
-    axes = _axis_x(chart.x, x_ends, x, _HEIGHT) + _axis_y(chart.y, y_ends, y)
+    axes = _axis_x(chart.x, x_ends, x, _HEIGHT) + _axis_y(chart.y, y_ends, linear, chart.log)
     data = {
         "name": chart.x,
         "size": [_WIDTH, _HEIGHT],
@@ -270,11 +274,14 @@ def _axis_x(
     return "".join(ticks) + label
 
 
-def _axis_y(name: str, ends: tuple[float, float], y: Callable[[float], float]) -> str:
+def _axis_y(
+    name: str, ends: tuple[float, float], y: Callable[[float], float], log: bool = False
+) -> str:
     ticks = [
         f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(at):.1f}" '
         f'y2="{y(at):.1f}"/>'
-        f'<text x="{_LEFT - 6}" y="{y(at) + 4:.1f}" text-anchor="end">{_short(at)}</text>'
+        f'<text x="{_LEFT - 6}" y="{y(at) + 4:.1f}" text-anchor="end">'
+        f"{_short(10**at if log else at)}</text>"
         for at in _ticks(ends)
     ]
     if not name:
@@ -312,7 +319,7 @@ def _short(value: float) -> str:
     for size, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= 10 * size or (abs(value) >= size and sign != "k"):
             return f"{value / size:.4g}{sign}"
-    return f"{value:.4g}"
+    return f"{value + 0.0:.4g}"  # no sign before 0
 
 
 def _points(

@@ -10,9 +10,10 @@ import numpy as np
 from rlstack.math import intervals
 from rlstack.programs.tools.charts import COLORS, Curve, Lines
 from rlstack.programs.tools.report import plots, statistics, tables
-from rlstack.programs.tools.report.report import Report
+from rlstack.programs.tools.report.report import Report, sentence
 from rlstack.programs.tools.report.runs import Run
 from rlstack.programs.tools.report.tables import Table
+from rlstack.references import name_of
 from rlstack.storage import files
 
 _SHOWN = 6  # points of a curve in a table
@@ -41,7 +42,7 @@ def protocol(report: Report) -> list[Paragraph]:
     units = [(f"{m.name} on {task}", runs) for m in found.methods for task, runs in m.tasks.items()]
     every = [run for _, runs in units for run in runs]
     seeds = _each(units, lambda runs: ", ".join(str(run.result.seed) for run in runs))
-    episodes = _each(units, lambda runs: _ends(run.result.eval_episodes for run in runs))
+    episodes = _each(units, _evaluation)
     scale = "" if found.normalisation is None else f" Scores are {found.normalisation.text}."
     seconds = float(np.median([run.result.wall_seconds for run in every]))
     paragraphs = [
@@ -60,15 +61,16 @@ def protocol(report: Report) -> list[Paragraph]:
             "Intervals",
             f"Brackets are {statistics.LEVEL:.0%} intervals by stratified percentile bootstrap "
             f"over runs, with {intervals.RESAMPLES:,} samples (Agarwal et al. 2021, "
-            "arXiv:2108.13264). IQM is the mean of the middle half of the runs. Curves are IQMs "
-            f"at equal frames, with bands of {statistics.RESAMPLES:,} samples.",
+            "arXiv:2108.13264); for a probability they are exact where no pair of runs has another "
+            "outcome (Clopper and Pearson 1934). IQM is the mean of the middle half of the runs. "
+            f"Curves are IQMs at equal frames, with bands of {statistics.RESAMPLES:,} samples.",
         ),
         ("Versions", f"{_versions(every)}."),
         ("Machine", f"{_machines(every)}. Median duration of a run: {seconds:,.0f} s."),
     ]
     return [
         *paragraphs,
-        *(("Comparison", f"{comparison}.") for comparison in found.comparisons),
+        *(("Comparison", sentence(str(comparison))) for comparison in found.comparisons),
         *(("Limits", text) for text in report.warnings),
     ]
 
@@ -88,6 +90,22 @@ def _machines(runs: Sequence[Run]) -> str:
 
 def _distinct(texts: Iterable[str]) -> str:
     return "; ".join(text for text in dict.fromkeys(texts) if text)
+
+
+def _evaluation(runs: Sequence[Run]) -> str:
+    """Returns the number of episodes of an evaluation, and what else it depends on."""
+    configs = [run.experiment.evaluator for run in runs]
+    parts = [
+        f"{_ends(run.result.eval_episodes for run in runs)} of at most "
+        f"{_ends(cfg.max_steps for cfg in configs)} steps"
+    ]
+    if any(cfg.epsilon for cfg in configs):
+        rates = dict.fromkeys(f"{cfg.epsilon:g}" for cfg in configs)
+        parts.append(f"with random actions with probability {' or '.join(rates)}")
+    own = dict.fromkeys(name_of(cfg.factory) for cfg in configs if cfg.factory)
+    if own:
+        parts.append(f"by the evaluator {' or '.join(own)}")
+    return ", ".join(parts)
 
 
 def _ends(numbers: Iterable[int]) -> str:
@@ -123,7 +141,7 @@ def _values(curve: Curve) -> list[list[str]]:
     return [
         [
             curve.name,
-            f"{curve.x[i]:,.6g}",
+            f"{curve.x[i]:,.0f}" if abs(curve.x[i]) >= 100 else f"{curve.x[i]:.3g}",
             tables.text_of(intervals.Interval(*(float(part[i]) for part in curve.band)), digits),
         ]
         for i in picked

@@ -23,6 +23,7 @@ from rlstack.programs.tools.report.runs import (
 )
 from rlstack.programs.tools.report.statistics import FEW, Statistics
 
+_NAMED = 8  # groups of runs that a warning names; the table has all
 Groups = Mapping[str, Sequence[str | Path]]  # directories of runs that differ in their seeds
 
 _HEAD = """\
@@ -59,6 +60,8 @@ class Report(NamedTuple):
                     u.experiment.seed for u in self.unfinished if (u.name, u.task) == (name, task)
                 ]
                 texts.append(f"{name} on {task}, seed {', '.join(map(str, seeds))}")
+            if len(texts) > _NAMED:
+                texts[_NAMED:] = [f"and {len(texts) - _NAMED} more groups of runs"]
             count, s = len(self.unfinished), "s have" if len(self.unfinished) > 1 else " has"
             warnings.append(
                 f"{count} run{s} no result and count{'' if count > 1 else 's'} in no number: "
@@ -72,6 +75,16 @@ class Report(NamedTuple):
                     f"The budgets on {task} differ, so final returns are not comparable; compare "
                     f"the learning curves at equal frames. Frames: {'; '.join(texts)}."
                 )
+        lacking = [
+            f"{m.name} lacks {', '.join(missing)}"
+            for m in found.methods
+            if (missing := [task for task in found.tasks if task not in m.tasks])
+        ]
+        if found.over_tasks and lacking:
+            warnings.append(
+                "Averages over tasks and profiles of methods with different tasks are not "
+                f"comparable: {'; '.join(lacking)}."
+            )
         few = [
             f"{one.method} on {one.tasks[0]}: {one.runs}"
             for one in found.of_tasks
@@ -155,7 +168,7 @@ def write_markdown(report: Report, out: Path, command: str, pictures: Pictures =
     if report.statistics.comparisons:
         parts += [
             "\n## Comparison\n",
-            *(f"- {tables.plain(_sentence(str(one)))}" for one in report.statistics.comparisons),
+            *(f"- {tables.plain(sentence(str(one)))}" for one in report.statistics.comparisons),
         ]
     if pictures != "none":
         folder = out.with_suffix("")
@@ -174,7 +187,7 @@ def write_page(report: Report, out: Path, command: str) -> None:
     sections = [*_sections(report), ("Runs", tables.of_groups(report.groups))]
     intro = f"Greedy returns at the end of training. {_INTERVALS} Written by {command}."
     remarks = [*(f"Warning: {text}" for text in report.warnings)]
-    remarks += [_sentence(str(one)) for one in found.comparisons]
+    remarks += [sentence(str(one)) for one in found.comparisons]
     text = page.html("Results", intro, plots.of_statistics(found), sections, remarks)
     _write(out, text)
 
@@ -192,10 +205,11 @@ def write_latex(report: Report, out: Path) -> None:
 def summary(report: Report) -> str:
     """Returns the warnings and the comparisons as lines for a terminal."""
     lines = [f"Warning: {text}" for text in report.warnings]
-    return "\n".join([*lines, *(_sentence(str(c)) for c in report.statistics.comparisons)])
+    return "\n".join([*lines, *(sentence(str(c)) for c in report.statistics.comparisons)])
 
 
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
+    """Returns a comparison as a sentence; a name at its beginning stays as it is."""
     return f"{text[0].upper() if text.startswith('each of') else text[0]}{text[1:]}."
 
 

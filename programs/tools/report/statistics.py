@@ -53,10 +53,11 @@ class Comparison(NamedTuple):
             names, runs = (self.method, self.other), self.runs
             if not estimate:
                 names, runs, low, high = names[::-1], runs[::-1], 1 - high, 1 - low
+            few = "so few" if min(runs) < FEW else "these"
             each = "" if len(self.tasks) == 1 else " of the same task"
             return (
                 f"each of the {runs[0]} runs of {names[0]} is better than each of the {runs[1]} "
-                f"runs of {names[1]}{each} on {task}; so few runs show only that the probability "
+                f"runs of {names[1]}{each} on {task}; {few} runs show only that the probability "
                 f"of a better run is between {low:.2f} and {high:.2f}{notes}"
             )
         return (

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
+import itertools
 import math
 import threading
 import time
@@ -25,6 +28,7 @@ Json = dict[str, Any]
 
 _FRESH = 1.0  # seconds for which several pages get the same state
 _DIGITS = 6  # significant digits of a number
+_DATA = ("environment", "group", "run", "log", "frames", "hours", "value")
 _JOINED = 200  # points of a curve that stands for several runs
 
 
@@ -79,36 +83,84 @@ class Dashboard:
             return self._state
 
     def plots(
-        self, runs: Sequence[str], names: Iterable[str], *, hours: bool, seeds: bool
+        self,
+        runs: Sequence[str],
+        names: Iterable[str],
+        *,
+        hours: bool,
+        seeds: bool,
+        smooth: float = 0.0,
+        log: bool = False,
     ) -> dict[str, str] | None:
         """Returns plots of logs as of the last state, or None if it lacks one of the runs.
+
+        Runs in different environments are never in one plot.
 
         Args:
           runs: the `id` of each run in the state.
           names: names of the logs.
           hours: whether the x axis is the time since a run's first line, instead of frames.
           seeds: whether runs of one `group` are one curve: their mean, and their range.
+          smooth: the weight of earlier values in a moving average of each run, in [0, 1).
+          log: whether the y axis is logarithmic; values that are not positive are left out.
 
         Returns:
-          The figure of each log that a run has, as HTML; see `charts.curves_figure`.
+          The figure of each log that a run has, as HTML; see `charts.curves_figure`. If the runs
+          have several environments, the name of the log is followed by that of the environment.
+
+        Raises:
+          ValueError: `smooth` is not in [0, 1).
         """
+        if not 0 <= smooth < 1:
+            raise ValueError(f"smooth must be in [0, 1); got {smooth}")
         with self._lock:
             shown = {run["id"]: run for run in self._state.get("runs", ())}
             if not shown.keys() >= set(runs):
                 return None
             label = "hours since the first line" if hours else "frames"
             figures = {}
-            for name in names:
+            environments = sorted({shown[run]["environment"] for run in runs})
+            for environment, name in itertools.product(environments, list(names)):
                 groups: dict[str, list[Curve]] = {}
                 for run in runs:
+                    if shown[run]["environment"] != environment:
+                        continue
                     key = shown[run]["group" if seeds else "name"]
                     curve = _curve(key, self._watched[self._root / run].curves, name, hours)
+                    curve = _changed(curve, smooth, log)
                     if len(curve.x):
                         groups.setdefault(key, []).append(curve)
                 if groups:
-                    lines = Lines(name, label, "", [_joined(group) for group in groups.values()])
-                    figures[name] = curves_figure(lines, legend=False, from_zero=True, ends=True)
+                    title = f"{name}, {environment}" if len(environments) > 1 else name
+                    curves = [_joined(group) for group in groups.values()]
+                    lines = Lines(title, label, "", curves, log=log)
+                    figures[title] = curves_figure(lines, legend=False, from_zero=True, ends=True)
             return figures
+
+    def data(self, runs: Sequence[str], names: Iterable[str]) -> str | None:
+        """Returns the points of the curves as CSV, or None if the last state lacks one of the runs.
+
+        They are neither smoothed nor joined; see `Curves` for how many there are.
+
+        Args:
+          runs: the `id` of each run in the state.
+          names: names of the logs.
+        """
+        with self._lock:
+            shown = {run["id"]: run for run in self._state.get("runs", ())}
+            if not shown.keys() >= set(runs):
+                return None
+            out = io.StringIO()
+            writer = csv.writer(out, lineterminator="\n")
+            writer.writerow(_DATA)
+            for run, name in itertools.product(runs, list(names)):
+                about, curves = shown[run], self._watched[self._root / run].curves
+                head = (about["environment"], about["group"], about["name"], name)
+                writer.writerows(
+                    (*head, frames, (time - curves.began) / 3600, value)
+                    for frames, time, value in curves.points(name)
+                )
+            return out.getvalue()
 
     def _read(self) -> Json:
         paths = find_runs(self._root)
@@ -141,6 +193,7 @@ class Dashboard:
             "name": status.path.name if name == "." else name,
             "preset": status.preset,
             "topology": status.topology,
+            "environment": _environment(status.config),
             "state": status.state,
             "frames": status.frames,
             "budget": status.budget,
@@ -213,6 +266,30 @@ def _curve(label: str, curves: Curves, name: str, hours: bool) -> Curve:
     found = [point for point in curves.points(name) if math.isfinite(point[2])]
     frames, times, values = np.array(found, np.float64).reshape(-1, 3).T
     return Curve(label, (times - curves.began) / 3600 if hours else frames, Band(*[values] * 3))
+
+
+def _environment(config: Mapping[str, Any]) -> str:
+    """Returns the name of the environment with its options; "" if a config has none."""
+    env = config.get("env")
+    if not isinstance(env, dict) or not isinstance(env.get("name"), str):
+        return ""
+    name, options = env["name"].rsplit(":")[-1], env.get("options")
+    texts = [f"{k}={v}" for k, v in options.items()] if isinstance(options, dict) else []
+    return f"{name} ({', '.join(sorted(texts))})" if texts else name
+
+
+def _changed(curve: Curve, smooth: float, log: bool) -> Curve:
+    """Returns a curve as a moving average, and without what a logarithmic axis does not have.
+
+    The average is exponential, and divided by the weights so far, so that it does not begin near 0.
+    """
+    values, average, weight = [], 0.0, 0.0
+    for value in curve.band.estimate.tolist() if smooth else ():
+        average, weight = smooth * average + value, smooth * weight + 1
+        values.append(average / weight)
+    y = np.array(values) if smooth else curve.band.estimate
+    kept = y > 0 if log else np.ones(len(y), bool)
+    return Curve(curve.name, curve.x[kept], Band(*[y[kept]] * 3))
 
 
 def _joined(group: Sequence[Curve]) -> Curve:

@@ -54,6 +54,8 @@ class _Handler(LocalHandler):
             self.answer_json(self.server.dashboard.state())
         elif asked.path == "/plots.json":
             self._answer_plots(asked.query)
+        elif asked.path == "/data.csv":
+            self._answer_data(asked.query)
         else:
             self.refuse(HTTPStatus.NOT_FOUND, "there is no such page")
 
@@ -63,13 +65,31 @@ class _Handler(LocalHandler):
         if not runs:
             self.refuse(HTTPStatus.BAD_REQUEST, "run must be given")
             return
-        found = self.server.dashboard.plots(
-            runs, asked.get("name", []), hours="hours" in asked, seeds="seeds" in asked
-        )
+        try:
+            found = self.server.dashboard.plots(
+                runs,
+                asked.get("name", []),
+                hours="hours" in asked,
+                seeds="seeds" in asked,
+                smooth=float(asked.get("smooth", ["0"])[0]),
+                log="log" in asked,
+            )
+        except ValueError as error:
+            self.refuse(HTTPStatus.BAD_REQUEST, str(error))
+            return
         if found is None:
             self.refuse(HTTPStatus.NOT_FOUND, "there is no such run")
             return
         self.answer_json(found)
+
+    def _answer_data(self, query: str) -> None:
+        asked = parse_qs(query)
+        found = self.server.dashboard.data(asked.get("run", []), asked.get("name", []))
+        if found is None:
+            self.refuse(HTTPStatus.NOT_FOUND, "there is no such run")
+            return
+        text = found.encode("utf-8", "backslashreplace")
+        self.answer(HTTPStatus.OK, "text/csv; charset=utf-8", text)
 
     def more_headers(self) -> dict[str, str]:
         return _HEADERS

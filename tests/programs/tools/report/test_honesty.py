@@ -53,6 +53,17 @@ def test_runs_without_a_result_are_shown_and_counted(tmp_path, capsys):
     assert float(found["a", "mean"]["estimate"]) == 15.0
 
 
+def test_a_warning_names_some_groups_and_the_table_all(tmp_path):
+    make_runs(tmp_path / "runs", [1.0, 2.0])
+    for number in range(11):
+        path = make_run(tmp_path / "runs" / f"other-{number:02}", 5.0, env=f"Task{number:02}")
+        (path / "result.json").unlink()
+    text = report(tmp_path, tmp_path / "runs")["md"]
+    warning = next(line for line in text.splitlines() if line.startswith("> Warning: 11 runs"))
+    assert warning.endswith("on Task07, seed 1; and 3 more groups of runs.")
+    assert len(re.findall(r"^\| cartpole-ppo \| Task\d\d \| 1 \| other-", text, re.M)) == 11
+
+
 def test_a_failed_run_says_so(tmp_path):
     make_runs(tmp_path / "runs", [1.0, 2.0])
     failed = make_run(tmp_path / "runs" / "third", 5.0, seed=3)
@@ -89,7 +100,8 @@ def test_runs_that_do_not_overlap_show_a_bound_only(numbers, low, tmp_path):
     assert "0.00 [0.00, 0.00]" not in text["md"] + text["html"] + text["tex"]
     assert (
         f"Each of the {second} runs of b is better than each of the {first} runs of a on "
-        f"CartPole-v1; so few runs show only that the probability of a better run is between "
+        f"CartPole-v1; {'so few' if first < 5 else 'these'} runs show only that the probability "
+        "of a better run is between "
         f"{low:.2f} and 1.00."
     ) in text["md"]
     (line,) = [x for x in csv.DictReader(text["csv"].splitlines()) if x["other"]]
@@ -103,6 +115,16 @@ def test_equal_runs_of_both_methods_show_little(tmp_path):
         make_runs(tmp_path / name, [500.0] * 3)
     text = report(tmp_path, tmp_path / "a", tmp_path / "b", "--compare")
     assert "with probability 0.50 [0.15, 0.85] (3 and 3 runs)" in text["md"]
+
+
+def test_averages_over_different_tasks_are_named(tmp_path):
+    for task in ("CartPole-v1", "Catch"):
+        make_runs(tmp_path / "a" / task, [1.0, 2.0], env=task)
+    make_runs(tmp_path / "b", [1.0, 2.0])
+    both = (tmp_path / "a", tmp_path / "b", "--compare")
+    warning = "with different tasks are not comparable: b lacks Catch."
+    assert warning in report(tmp_path, *both, "--normalise", "0", "500")["md"]
+    assert warning not in report(tmp_path, *both)["md"]  # nothing is averaged over tasks
 
 
 def test_few_runs_are_drawn_one_by_one(tmp_path):

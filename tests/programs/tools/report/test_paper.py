@@ -50,7 +50,7 @@ def test_the_protocol_says_what_was_done(tmp_path):
     text = markdown.split("## Protocol")[1]
     assert "Seeds: a on CartPole-v1: 1, 2, 3; b on CartPole-v1: 1, 2." in text
     assert "Frames: a on CartPole-v1: 2,000; b on CartPole-v1: 20,000." in text
-    assert "Episodes: 10 (all)." in text
+    assert "Episodes: 10 of at most 30,000 steps (all)." in text
     assert "95% intervals" in text and "10,000 samples" in text
     assert "**Versions.** Commit of rlstack: abcdef0. Packages: python 3.13.1, jax 0.9." in text
     assert "**Machine.** Linux, 100% CPU. Median duration of a run: 1 s." in text
@@ -60,6 +60,16 @@ def test_the_protocol_says_what_was_done(tmp_path):
     for sentence in re.findall(r"^\*\*(\w+)\.\*\* (.*)$", text, re.M):
         shown = sentence[1].replace("%", r"\%")
         assert f"\\paragraph{{{sentence[0]}.}} {shown}" in latex
+
+
+def test_the_protocol_names_random_actions_and_an_evaluator_of_ones_own(tmp_path):
+    path = make_run(tmp_path / "run", 3.0)
+    config = json.loads((path / "config.json").read_text())
+    config["evaluator"] |= {"epsilon": 0.05, "factory": "json:dumps", "max_steps": 500}
+    (path / "config.json").write_text(json.dumps(config))
+    markdown, _ = paper(tmp_path, path)
+    text = "with random actions with probability 0.05, by the evaluator json:dumps."
+    assert f"Episodes: 10 of at most 500 steps, {text}" in markdown
 
 
 def test_runs_of_earlier_versions_have_no_machine(tmp_path):

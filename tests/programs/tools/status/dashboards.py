@@ -39,9 +39,11 @@ FOREIGN = (
 )
 
 
-def make_run(path, seed=1, discount=0.9):
+def make_run(path, seed=1, discount=0.9, env=None):
     directory = RunDir.create(path, "cartpole-ppo", seed)
     config = {"preset": "cartpole-ppo", "topology": "heavy_env", "frames": 1000, "seed": seed}
+    if env is not None:
+        config["env"] = {"name": env, "options": {}}
     directory.write_config(json.dumps({**config, "agent": {"discount": discount}}))
     return directory
 

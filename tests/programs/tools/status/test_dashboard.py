@@ -1,13 +1,16 @@
 """`rlstack dashboard`: its data, its server, and its page in a browser."""
 
+import csv
 import json
 import math
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -187,6 +190,61 @@ def test_curves_of_several_seeds_are_their_mean_and_range(runs, port):
     assert [curve[name][-1] for name in ("estimate", "low", "high")] == [8.5, 6, 11]
     assert "<polygon" in joined and "hours" not in joined
     assert "hours" in ask_json(port, query + "&hours=1")["loss"]
+
+
+def test_two_environments_are_never_in_one_plot(runs, port):
+    for name, env in (("1", "ALE/Pong-v5"), ("2", "my.games:Tag"), ("3", "ALE/Pong-v5")):
+        log(make_run(runs / name, int(name), env=env), line(0, loss=1), line(100, loss=2))
+    found = {run["id"]: run["environment"] for run in ask_json(port, "/state.json")["runs"]}
+    assert found == {"1": "ALE/Pong-v5", "2": "Tag", "3": "ALE/Pong-v5"}
+    plots = ask_json(port, "/plots.json?run=1&run=2&run=3&name=loss")
+    assert {title: [c["name"] for c in curves_of(plot)] for title, plot in plots.items()} == {
+        "loss, ALE/Pong-v5": ["1", "3"],
+        "loss, Tag": ["2"],
+    }
+
+
+def test_curves_are_smoothed_and_have_a_logarithmic_axis(runs, port):
+    log(make_run(runs / "1"), *(line(10 * i, loss=v) for i, v in enumerate((8, 2, -4, 1000))))
+    ask_json(port, "/state.json")
+    query = "/plots.json?run=1&name=loss"
+    # By hand, with the weight 0.5: 8; (4 + 2) / 1.5; (2 + 1 - 4) / 1.75;
+    # (1 + 0.5 - 2 + 1000) / 1.875.
+    (curve,) = curves_of(ask_json(port, query + "&smooth=0.5")["loss"])
+    assert curve["estimate"] == pytest.approx([8, 4, -4 / 7, 533.0667], rel=1e-5)
+    plot = ask_json(port, query + "&log=1")["loss"]
+    (curve,) = curves_of(plot)
+    assert (curve["x"], curve["estimate"]) == ([0, 10, 30], [8, 2, 1000])
+    points = re.search(r'<polyline points="([^"]*)"', plot)[1].split()
+    first, second, third = (float(point.split(",")[1]) for point in points)
+    # log10(1000 / 8) is 2.097, and log10(8 / 2) is 0.602.
+    assert (first - third) / (second - first) == pytest.approx(2.097 / 0.602, rel=0.01)
+    assert ">10</text>" in plot and ">1000</text>" in plot and "log10" not in plot
+    for wrong in ("1", "-0.1", "nan", "much"):
+        assert ask(port, f"{query}&smooth={wrong}")[0] == 400
+    log(make_run(runs / "2"), line(0, loss=-1), line(10, loss=0))
+    wait_for_run(port, "2")
+    assert ask_json(port, "/plots.json?run=2&name=loss&log=1") == {}
+
+
+def wait_for_run(port, name):
+    deadline = time.monotonic() + 10
+    while name not in {run["id"] for run in ask_json(port, "/state.json")["runs"]}:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_the_data_behind_the_plots_are_downloaded(runs, port):
+    log(make_run(runs / "a,b", env="Tag"), line(0, loss=1.5), line(360, loss=2.5))
+    ask_json(port, "/state.json")
+    status, headers, body = ask(port, "/data.csv?run=a%2Cb&name=loss&name=none")
+    assert status == 200 and headers["Content-Type"].startswith("text/csv")
+    assert list(csv.reader(body.splitlines())) == [
+        ["environment", "group", "run", "log", "frames", "hours", "value"],
+        ["Tag", "cartpole-ppo", "a,b", "loss", "0.0", "0.0", "1.5"],
+        ["Tag", "cartpole-ppo", "a,b", "loss", "360.0", "0.01", "2.5"],
+    ]
+    assert ask(port, "/data.csv?run=..&name=loss")[0] == 404
 
 
 def test_nodes_waits_and_the_bottleneck(runs, port, monkeypatch):

@@ -59,7 +59,9 @@ def follow(page, runs):
         assert "Acting is the bottleneck: the learner waits 50%" in shown(page)
         assert page.value("document.querySelectorAll('tr[data-node=train]').length") == 1
         curves = f"document.querySelectorAll('figure[data-plot=\"{RETURN}\"] g[data-curve]')"
-        assert page.value(f"{curves}.length") == 3
+        page.wait_for(f"{curves}.length === 1")  # seeds are joined by default
+        page.click("#seeds")
+        page.wait_for(f"{curves}.length === 3")
         line_of = f"{curves}[0].querySelector('polyline').getAttribute('points')"
         before = page.value(line_of)
         assert before.count(",") == 4  # NaN has no place on the curve
@@ -85,6 +87,60 @@ def follow(page, runs):
             "(axis => { axis.value = 'hours'; axis.oninput(); })(document.querySelector('#axis'))"
         )
         page.wait_for("document.querySelector('figure')?.innerText.includes('hours')")
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+def test_the_table_sorts_links_keep_the_selection_and_phones_have_room(tmp_path):
+    runs = tmp_path / "runs"
+    for name, seed, discount, env in (
+        ("a", 1, 0.9, "Pong"), ("b", 2, 0.99, "Pong"), ("c", 3, 0.5, "Tag"),
+    ):  # fmt: skip
+        finish(make_run(runs / name, seed, discount, env))
+    order = "[...document.querySelectorAll('tr[data-run]')].map(row => row.dataset.run).join('')"
+    figures = (
+        "[...document.querySelectorAll('figure')].map(figure => figure.dataset.plot).join('; ')"
+    )
+    with (
+        DashboardServer(Dashboard(runs), 0) as server,
+        browser(tmp_path / "profile") as page,
+    ):
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            page.open(server.address)
+            page.wait_for("document.querySelectorAll('tr[data-run]').length === 3")
+            page.click("button[id='sort agent.discount']")
+            page.wait_for(f"{order} === 'cab'")
+            page.click("button[id='sort agent.discount']")
+            page.wait_for(f"{order} === 'bac'")
+            page.wait_for(f"{figures}.includes('{RETURN}, Pong; {RETURN}, Tag')")
+            page.click("input[id='show c']")
+            page.wait_for(f"{figures} === '{RETURN}'")
+            page.click("#log")
+            page.value(
+                "(x => { x.value = 'dark'; x.oninput(); })(document.querySelector('#theme'))"
+            )
+            assert page.value("getComputedStyle(document.documentElement).colorScheme") == "dark"
+            link = page.value("location.href")
+            page.value(
+                "void fetch(document.querySelector('#data').href).then(answer => answer.text())"
+                ".then(text => { window.got = text; })"
+            )
+            page.wait_for("window.got !== undefined")
+            data = page.value("window.got")
+            assert data.splitlines()[1].startswith("Pong,cartpole-ppo")
+            page.open(link, width=360, height=700)
+            page.wait_for("document.querySelectorAll('tr[data-run]').length === 3")
+            assert page.value(order) == "bac"
+            assert page.value("document.querySelector('#log').checked")
+            assert page.value("getComputedStyle(document.documentElement).colorScheme") == "dark"
+            page.wait_for(f"{figures} === '{RETURN}'")
+            assert page.value("document.querySelector('[id=\"show c\"]').checked") is False
+            assert page.value("document.documentElement.scrollWidth") <= 360
+        finally:
+            server.shutdown()
+            thread.join(10)
 
 
 def shown(page):
