@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 # Names that other libraries have for an option, for hints.
 _ELSEWHERE = {
-    "agent.optimizer.learning-rate": "lr step-size adam-lr policy-lr q-lr",
+    "agent.optimizer.learning-rate": "lr step-size adam-lr actor-lr critic-lr policy-lr q-lr",
     "agent.discount": "gamma discount-factor",
     "agent.gae-lambda": "lam lambda lambda-",
     "agent.clip-ratio": "clip-range clip-param clip-coef clip-eps ppo-clipping-epsilon",
@@ -35,9 +35,9 @@ _ELSEWHERE = {
     "agent.epsilon-frames": "exploration-fraction epsilon-timesteps epsilon-decay",
     "agent.temperature": "alpha initial-alpha",
     "env.name": "env env-id env-name environment",
-    "env.num-envs": "n-envs num-environments num-envs-per-worker num-envs-per-env-runner",
+    "env.num-envs": "n-envs num-environments total-num-envs num-envs-per-env-runner",
     "frames": "total-timesteps total-steps total-env-steps num-timesteps timesteps num-frames",
-    "replay.max-size": "buffer-size replay-size replay-capacity memory-size total-buffer-size",
+    "replay.max-size": "buffer-size replay-size max-replay-size total-buffer-size capacity",
     "replay.min-size": "learning-starts min-replay-size",
     "replay.batch-size": "train-batch-size total-batch-size",
     "replay.unroll-length": "n-steps num-steps rollout-length rollout-fragment-length",
