@@ -18,6 +18,40 @@ from rlstack.programs.config.env_config import Option
 
 T = TypeVar("T")
 
+# Names that other libraries have for an option, for hints.
+_ELSEWHERE = {
+    "agent.optimizer.learning-rate": "lr step-size adam-lr actor-lr critic-lr policy-lr q-lr",
+    "agent.discount": "gamma discount-factor",
+    "agent.gae-lambda": "lam lambda lambda-",
+    "agent.clip-ratio": "clip-range clip-param clip-coef clip-eps ppo-clipping-epsilon",
+    "agent.entropy-cost": "ent-coef entropy-coef entropy-coeff entropy-loss-coeff",
+    "agent.value-cost": "vf-coef value-coef vf-loss-coeff baseline-cost",
+    "agent.num-epochs": "n-epochs update-epochs num-sgd-iter epochs",
+    "agent.max-grad-norm": "grad-clip clip-grad-norm max-gradient-norm",
+    "agent.target-rate": "tau polyak target-tau",
+    "agent.target-period": "target-update-interval target-network-frequency target-update-period",
+    "agent.epsilon-start": "start-e exploration-initial-eps initial-epsilon",
+    "agent.epsilon-end": "end-e exploration-final-eps final-epsilon",
+    "agent.epsilon-frames": "exploration-fraction epsilon-timesteps epsilon-decay",
+    "agent.temperature": "alpha initial-alpha",
+    "env.name": "env env-id env-name environment",
+    "env.num-envs": "n-envs num-environments total-num-envs num-envs-per-env-runner",
+    "frames": "total-timesteps total-steps total-env-steps num-timesteps timesteps num-frames",
+    "replay.max-size": "buffer-size replay-size max-replay-size total-buffer-size capacity",
+    "replay.min-size": "learning-starts min-replay-size",
+    "replay.batch-size": "train-batch-size total-batch-size",
+    "replay.unroll-length": "n-steps num-steps rollout-length rollout-fragment-length",
+    "steps-per-update": "train-freq train-frequency",
+    "program.num-actors": "num-env-runners num-rollout-workers",
+    "evaluator.period": "eval-freq eval-every evaluation-interval",
+    "evaluator.episodes": "n-eval-episodes num-eval-episodes evaluation-duration",
+    "network.hidden-sizes": "net-arch fcnet-hiddens layer-sizes hidden-size hidden-dim",
+    "checkpoint-period": "save-freq checkpoint-freq checkpoint-frequency",
+    "learner.devices": "device gpu cuda",
+    "loggers": "track wandb tensorboard report-to",
+    "run-dir": "log-dir save-dir tensorboard-log storage-path output-dir",
+}
+
 
 class Entry(NamedTuple):
     """An option of a config."""
@@ -152,8 +186,14 @@ def unknown(name: str, known: Iterable[str]) -> str:
 def nearest(name: str, known: Sequence[str]) -> str:
     """Returns the option that is most like a misspelt one; "" if none is like it.
 
-    Groups may be missing: ``learning_rate`` is like ``agent.optimizer.learning_rate``.
+    Groups may be missing: ``learning_rate`` is like ``agent.optimizer.learning_rate``. A name that
+    other libraries have, such as ``gamma``, is like the option that it stands for.
     """
+    last_part = name.rpartition(".")[2].strip("-").replace("_", "-").lower()
+    for own, others in _ELSEWHERE.items():
+        for option in known if last_part in others.split() else ():
+            if f".{option.lstrip('-')}".replace("_", "-").endswith(f".{own}"):
+                return option
 
     def likeness(other: str) -> tuple[float, float]:
         def ratio(left: str, right: str) -> float:

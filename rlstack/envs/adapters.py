@@ -121,8 +121,17 @@ def make_env(builder: EnvBuilder, options: Options, seed: int, where: str) -> Si
         return _DmEnv(env, where)
     raise EnvError(
         f"{where}: the builder must return a gymnasium.Env or a dm_env.Environment; "
-        f"got {type(env).__name__}."
+        f"got {type(env).__name__}.{_if_in_jax(env)}"
     )
+
+
+def _if_in_jax(env: object) -> str:
+    """Returns advice about an object whose step takes a state, as those in JAX do; "" of others."""
+    try:
+        takes_state = "state" in inspect.signature(env.step).parameters  # type: ignore[attr-defined]
+    except (AttributeError, TypeError, ValueError):
+        return ""
+    return " Its step takes a state: environments in JAX need --env.type jax." * takes_state
 
 
 def takes_seed(builder: Callable[..., object]) -> bool:

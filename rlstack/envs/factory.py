@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     import gymnasium
 
 TYPES = ("auto", "cpp", "for_loop", "thread", "process", "jax")
+# Names of Brax, Craftax, JaxMARL and gymnax.
+_IN_JAX = re.compile(r"(brax|craftax|jaxmarl)/.+|.+-(MinAtar|bsuite|misc)")
 _JAX = "rlstack.jax_envs.backend:JaxBackend"  # text, because the other room imports this one
 
 # Names with one of these prefixes have a backend of their own, which is imported when it is used:
@@ -144,4 +147,6 @@ def resolve(name: str) -> EnvBuilder:
 
 
 def _unknown(name: str, known: Iterable[str], where: str) -> str:
+    if _IN_JAX.fullmatch(name):
+        return f"Env pool: {name!r} names an environment in JAX, which needs --env.type jax."
     return f"Env pool: the name must be an id of {where}; got {name!r}.{did_you_mean(name, known)}"

@@ -10,7 +10,8 @@ import pytest
 
 from rlstack.programs.__main__ import main
 from rlstack.programs.cli.options import whole_number
-from rlstack.programs.config.options import nearest
+from rlstack.programs.config.options import _ELSEWHERE, entries, nearest
+from rlstack.programs.config.presets import preset
 from rlstack.storage import checkpoint
 
 pytestmark = pytest.mark.timeout(60)
@@ -32,6 +33,14 @@ def one_line(capsys, *args, code):
         (["--framess", "10"], "no option --framess; did you mean --frames?"),
         (["--agent.lerning-rate", "1"], "did you mean --agent.optimizer.learning-rate?"),
         (["--learning-rate=1"], "did you mean --agent.optimizer.learning-rate?"),
+        (["--agent.lr", "1"], "did you mean --agent.optimizer.learning-rate?"),
+        (["--n-envs", "8"], "did you mean --env.num-envs?"),
+        (["--total_timesteps", "8"], "did you mean --frames?"),
+        (["--gamma=0.9"], "did you mean --agent.discount?"),
+        (["--clip-range", "1"], "did you mean --agent.clip-ratio?"),
+        (["--env-id", "x"], "did you mean --env.name?"),
+        (["--n-steps", "8"], "did you mean --replay.unroll-length?"),
+        (["--log-dir", "x"], "did you mean --run-dir?"),
         (["--program.launhc", "ray"], "did you mean --program.launch?"),
         (["--qqqqqq", "1"], "no option --qqqqqq"),
         (["--frames", "1e5x"], "--frames: must be a whole number, such as 100000 or 1e5"),
@@ -211,3 +220,14 @@ def test_other_numbers_are_refused(text):
 
 def test_an_option_like_nothing_has_no_suggestion():
     assert nearest("--zzzz", ["--frames", "--seed"]) == ""
+
+
+def test_names_of_other_libraries_stand_for_options_that_exist_and_for_one_each():
+    presets = [preset(name) for name in ("cartpole-ppo", "cartpole-dqn", "pendulum-sac")]
+    known = {entry.name for experiment in presets for entry in entries(experiment)} | {"run-dir"}
+    assert set(_ELSEWHERE) <= known
+    others = [name for names in _ELSEWHERE.values() for name in names.split()]
+    assert len(others) == len(set(others))
+    assert set(others) & {name.rpartition(".")[2] for name in known} == set()
+    assert nearest("agent.tau", ["agent.clip_ratio", "agent.target_rate"]) == "agent.target_rate"
+    assert nearest("lr", ["data", "frames"]) == ""  # none of these is what it stands for

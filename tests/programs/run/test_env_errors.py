@@ -113,6 +113,9 @@ def test_an_endless_environment_does_not_hang_the_evaluation(tmp_path):
     ("args", "text"),
     [
         (["--env.name", "builtins:dict"], "must return a gymnasium.Env or a dm_env.Environment"),
+        (["--env.name", "rlstack.jax_envs.toy:Catch"], "environments in JAX need --env.type jax"),
+        (["--env.name", "brax/ant"], "names an environment in JAX, which needs --env.type jax"),
+        (["--env.name", "Catch-bsuite"], "names an environment in JAX, which needs --env.type jax"),
         (["--env.name", "builtins:len"], "the builder raised TypeError"),
         (["--env.name", "math:pi"], "must name a callable"),
         (["--env.name", FAULTY, "--env.type", "cpp"], "must be an id of EnvPool"),
