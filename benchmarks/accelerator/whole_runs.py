@@ -35,7 +35,7 @@ def actors(name: str, quick: bool) -> Found:
         found["num_envs"] = run["num_envs"]
         found["frames_per_second"][str(number)] = run["frames_per_second"]
         # The median leaves out compilation.
-        found["inference_ms"][str(number)] = round(1e3 * statistics.median(seconds), 1)
+        found["inference_ms"][str(number)] = round(1e3 * statistics.median(seconds), 3)
     return found
 
 

@@ -104,7 +104,7 @@ def _describe(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     is_own = isinstance(error, _OWN)
     is_own |= isinstance(error, TypeError) and frames[-1].filename.startswith(_STACK)
-    place = errors.user_place(error)
+    place = errors.user_place(error, code=is_own)
     if is_own:
         return f"{error} (in {place})" if place and place not in str(error) else str(error)
     text = " ".join(str(error).split())

@@ -43,10 +43,14 @@ def noted(text: str) -> str:
     return f"{text} ({_TEXT})" if _TEXT not in text and used >= limit - _SPARE else text
 
 
-def user_place(error: BaseException) -> str:
+def user_place(error: BaseException, *, code: bool = True) -> str:
     """Returns "FILE:LINE: CODE" of the deepest line of the user that an error passed; "" for none.
 
     The error's causes count too.
+
+    Args:
+      error: the error.
+      code: False for "FILE:LINE".
     """
     lines: list[traceback.FrameSummary] = []
     cause: BaseException | None = error
@@ -54,5 +58,5 @@ def user_place(error: BaseException) -> str:
         lines += traceback.extract_tb(cause.__traceback__)
         cause = cause.__cause__
     place = place_of(traceback.StackSummary.from_list(lines), users=True)
-    code = next((f": {x.line}" for x in reversed(lines) if place == f"{x.filename}:{x.lineno}"), "")
-    return place + code
+    text = next((x.line for x in reversed(lines) if place == f"{x.filename}:{x.lineno}"), "")
+    return f"{place}: {text}" if code and text else place
