@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from rlstack.agent import Agent
-from rlstack.agents import register
+from rlstack.agents import AGENTS, register
 from rlstack.agents.dqn import DQNConfig
 from rlstack.math import returns
 from rlstack.networks import actor_critic
@@ -45,7 +45,6 @@ class Sound:
     """The config of an actor-critic that keeps the contract; subclasses break one rule each."""
 
 
-@register(Sound, network=network)
 class ActorCritic(Agent):
     has_priorities = False
 
@@ -85,6 +84,16 @@ class ActorCritic(Agent):
         updates, opt_state = optax.sgd(0.1).update(grads, learner_state.opt_state, params)
         params = optax.apply_updates(params, updates)
         return params, learner_state._replace(opt_state=opt_state), LearnerOutput(logs)
+
+
+@pytest.fixture(autouse=True)
+def _registered():
+    """Registers the agent, and forgets what a test registers: other tests list all agents."""
+    before = set(AGENTS)
+    register(Sound, network=network)(ActorCritic)
+    yield
+    for config in set(AGENTS) - before:
+        del AGENTS[config]
 
 
 def broken(cls):
