@@ -11,18 +11,14 @@ import jax
 import numpy as np
 
 from rlstack import exploration
-from rlstack.acting.actor import transition_spec
 from rlstack.agent import Agent
 from rlstack.agents import AGENTS
 from rlstack.checks import ActionKindError, WrongKindError
-from rlstack.configs.replay import ReplayConfig
-from rlstack.families.demonstrated import Demonstrated, Recording
 from rlstack.families.normalised import normalised
 from rlstack.families.observing import View, observing
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.config.member_config import is_fixed
 from rlstack.references import Hook, call_factory, name_of, nearest
-from rlstack.storage.datasets import Dataset, check_steps, located, window_starts
 from rlstack.types import EnvSpec
 
 
@@ -83,32 +79,9 @@ def make_agent(
     agent = agent if view is None else observing(agent, view)
     if not experiment.replay.demonstrations or greedy or evaluating:
         return agent
-    return _demonstrated(experiment.replay, agent, spec)
+    from rlstack.programs.build.demonstrations import demonstrated
 
-
-def _demonstrated(cfg: ReplayConfig, agent: Agent, spec: EnvSpec) -> Agent:
-    """Returns an agent that also learns from the recording ``cfg.demonstrations``.
-
-    Raises:
-      DatasetError: the recording cannot be read, or does not fit the environment or the agent.
-    """
-    header = Dataset.read_header(located(cfg.demonstrations))
-    step = transition_spec(agent, spec)
-    check_steps(header, spec, step, f"Experiment: replay.demonstrations {cfg.demonstrations}")
-    load = functools.partial(_recording, cfg, spec)
-    return Demonstrated(agent, load, cfg.demonstration_share)
-
-
-@functools.lru_cache(maxsize=1)  # an update is traced several times
-def _read_all(cfg: ReplayConfig) -> tuple[Dataset, np.ndarray]:
-    dataset = Dataset(located(cfg.demonstrations))
-    return dataset, window_starts(dataset, cfg)
-
-
-def _recording(cfg: ReplayConfig, spec: EnvSpec) -> Recording:
-    dataset, starts = _read_all(cfg)
-    timestep, action = dataset.read(np.arange(dataset.header.steps), spec)
-    return Recording(timestep, action, starts.astype(np.int32))
+    return demonstrated(experiment.replay, agent, spec)
 
 
 def _check_for_training(experiment: Experiment, agent: Agent) -> None:
