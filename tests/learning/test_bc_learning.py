@@ -41,6 +41,7 @@ def test_a_rule_for_catch_is_cloned(tmp_path):
         preset("bc"),
         data,
         tmp_path / "bc",
+        env=toy("Catch", rule, frames=256).env,  # a function, which a dataset alone may not name
         agent=BCConfig(optimizer=OptimizerConfig(learning_rate=3e-3)),
         frames=60_000,
     )
