@@ -75,6 +75,11 @@ def called(loop, iterations, updates=NO_LIMIT):
     return loop
 
 
+def counted(run):
+    """Frames and updates so far."""
+    return run.env_frames, run.learner.version
+
+
 def close(left, right):
     """Checks that params are equal up to rounding: XLA joins other operations in a loop."""
     left, right = jax.tree.leaves(left), jax.tree.leaves(right)

@@ -15,7 +15,7 @@ from rlstack.programs.run import train
 from rlstack.programs.run.fused_set import FusedSet
 from rlstack.programs.run.host import HostLoop
 from rlstack.programs.tools.tournament import tournament
-from tests.fused.cases import called, throws
+from tests.fused.cases import called, counted, throws
 from tests.programs.multi_policy.cases import trained
 
 pytestmark = pytest.mark.timeout(180)
@@ -40,7 +40,7 @@ def test_earlier_versions_play_as_in_a_single_process(tmp_path):
     try:
         trained(single, 41)
         fused = called(FusedSet(throws()), 5)
-        assert fused.counted == (single.env_frames, single.learner.version)
+        assert counted(fused) == (single.env_frames, single.learner.version)
         versions = fused._versions["past"]
         np.testing.assert_array_equal(versions.frames, single.players["past"].versions.frames)
         # They explore as the learner did then, which has four rows.

@@ -29,7 +29,7 @@ from rlstack.programs.study import train as studies
 from rlstack.programs.study.study import Study
 from rlstack.replay import ReplayConfig
 from rlstack.storage import checkpoint
-from tests.fused.cases import STAY, called, close, cover, mixed, on_policy, throws
+from tests.fused.cases import STAY, called, close, counted, cover, mixed, on_policy, throws
 from tests.fused.test_fused_run import dqn, ppo
 from tests.programs.multi_policy.cases import DQN, leaves_equal, trained
 
@@ -54,7 +54,7 @@ def test_policies_learn_what_they_learn_in_a_single_process():
         # The second policy has the shorter unroll, and waits with its budget spent.
         assert fused.by_policy() == single.by_policy()
         assert [one["learner_steps"] for one in fused.by_policy().values()] == [4, 4]
-        assert fused.counted == (single.env_frames, 4)
+        assert counted(fused) == (single.env_frames, 4)
         assert fused.frames == {name: player.env_frames for name, player in single.players.items()}
         for name, params in single.learner.params.items():
             close(params, fused.learner.params[name])
@@ -96,7 +96,7 @@ def test_dqn_next_to_ppo_learns_what_it_learns_in_a_single_process():
 def test_a_set_of_one_policy_is_the_run_of_that_policy(make):
     one = called(Fused(make()), 20)
     of_one = called(FusedSet(make(policies={"all": MemberConfig()})), 20)
-    assert one.counted == of_one.counted
+    assert counted(one) == counted(of_one)
     assert one.learner.version > 5
     assert leaves_equal(one.learner.save(), {"all": of_one.learner.save()})
     assert leaves_equal(one.state, of_one.state)  # also environments and replay

@@ -106,13 +106,13 @@ def test_seconds_add_up_over_the_commands_of_a_run(run_dir):
 @pytest.mark.chosen
 @pytest.mark.parametrize("topology", ["single_process", "fused"])
 def test_seconds_begin_when_the_parts_are_made_and_compiled(tmp_path, monkeypatch, topology):
-    make = train._make_loop
+    make = train._make_engine
 
     def slowly(*arguments):
         time.sleep(3.0)  # as compiling a large loop
         return make(*arguments)
 
-    monkeypatch.setattr(train, "_make_loop", slowly)
+    monkeypatch.setattr(train, "_make_engine", slowly)
     experiment = small() if topology == "single_process" else fused.ppo(updates=3)
     path = tmp_path / "run"
     result = train.run(experiment, path, stream=io.StringIO())
