@@ -25,10 +25,9 @@ from rlstack.families.advantage_weighted import (
     AdvantageWeightedAgent,
     AdvantageWeightedConfig,
     AdvantageWeightedParams,
-    behaviour_policy,
-    critic_loss,
     imitator_and_critic,
 )
+from rlstack.families.off_policy import sampling_policy, squared_errors
 from rlstack.math.n_step import n_step
 from rlstack.stateful_params import evaluating
 from rlstack.types import Array, Batch, Logs, Params, PRNGKey, TimeStep
@@ -48,7 +47,7 @@ class AWACConfig(AdvantageWeightedConfig):
         self.require("temperature", self.temperature > 0, "positive")
 
 
-@register(AWACConfig, network=imitator_and_critic, policy=behaviour_policy, recorded="any")
+@register(AWACConfig, network=imitator_and_critic, policy=sampling_policy, recorded="any")
 class AWAC(AdvantageWeightedAgent):
     """The agent; construct it with `imitator_and_critic` networks."""
 
@@ -72,11 +71,12 @@ class AWAC(AdvantageWeightedAgent):
         valid, action = transition.valid, self.unit_action(transition.action)
         end_value = self.policy_value(end_key, fixed.policy, target_critics, transition.end)
         target = transition.reward + transition.discount * end_value
-        taken = self.values_of(params.critics, transition.timestep, action)
-        q_loss, errors = critic_loss(taken, target, valid, batch.weights)
+        taken = self.outputs_of(params.critics, transition.timestep, action)
+        _, errors, _ = learned = squared_errors(target, taken, valid)
+        q_loss = jnp.mean(batch.weights * learned.losses)
 
         value = self.policy_value(now_key, fixed.policy, fixed.critics, transition.timestep)
-        known = self.values_of(fixed.critics, transition.timestep, action).min(1)
+        known = self.outputs_of(fixed.critics, transition.timestep, action).min(1)
         advantage = jnp.where(valid, known - value, 0.0)
         score = jnp.where(valid, advantage / self.cfg.temperature, -jnp.inf)
         # An item of no transition has no weight, also if the batch has no other.

@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from rlstack.agents.registry import register
-from rlstack.agents.sac import SAC, CriticLosses, SACConfig, SACParams, behaviour_policy
-from rlstack.families.off_policy import AtomsConfig, of_least
+from rlstack.agents.sac import SAC, SACConfig, SACParams
+from rlstack.families.off_policy import AtomsConfig, CriticLosses, of_least, sampling_policy
 from rlstack.math.n_step import NStep
 from rlstack.math.value_distributions import categorical_kl, categorical_mean, project
 from rlstack.networks import policy_and_distributional_critic
@@ -34,12 +34,10 @@ class CategoricalSACConfig(AtomsConfig, SACConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rule = "0, because the target is the distribution of one critic"
-        self.require("target_subset", not self.target_subset, rule)
-        self.require("dropout_in_targets", not self.dropout_in_targets, "False for this agent")
+        self.require_plain_targets("the target is the distribution of one critic")
 
 
-@register(CategoricalSACConfig, network=policy_and_distributional_critic, policy=behaviour_policy)
+@register(CategoricalSACConfig, network=policy_and_distributional_critic, policy=sampling_policy)
 class CategoricalSAC(SAC):
     """The agent; construct it with `policy_and_distributional_critic` networks."""
 

@@ -23,10 +23,11 @@ import jax.numpy as jnp
 
 from rlstack.agents.dqn import DQN, DQNConfig
 from rlstack.agents.registry import register
-from rlstack.agents.sac import SAC, SACConfig, SACParams, behaviour_policy
+from rlstack.agents.sac import SAC, SACConfig, SACParams
 from rlstack.checks import ActionKindError
 from rlstack.exploration import initial_counts
 from rlstack.families import q_learning
+from rlstack.families.off_policy import sampling_policy
 from rlstack.math.n_step import NStep, n_step
 from rlstack.networks import policy_and_critic, q_network
 from rlstack.optimizers import OptimizerConfig
@@ -58,7 +59,7 @@ class CQLConfig(SACConfig):
 @register(
     CQLConfig,
     network=policy_and_critic,
-    policy=behaviour_policy,
+    policy=sampling_policy,
     recorded="any",
     older_runtime=False,
 )

@@ -20,14 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from rlstack.agents.registry import register
-from rlstack.agents.sac import (
-    SAC,
-    CriticLosses,
-    SACConfig,
-    SACLearnerState,
-    SACParams,
-    behaviour_policy,
-)
+from rlstack.agents.sac import SAC, SACConfig, SACLearnerState, SACParams
+from rlstack.families.off_policy import CriticLosses, sampling_policy, squared_errors, with_action
 from rlstack.math.n_step import NStep, n_step
 from rlstack.networks import policy_and_critic
 from rlstack.optimizers import OptimizerConfig
@@ -52,7 +46,7 @@ class CrossQConfig(SACConfig):
         self.require("target_rate", unused, "left out: there are no target networks")
 
 
-@register(CrossQConfig, network=policy_and_critic, policy=behaviour_policy)
+@register(CrossQConfig, network=policy_and_critic, policy=sampling_policy)
 class CrossQ(SAC):
     """The agent; construct it with `policy_and_critic` networks whose critic has batch norm."""
 
@@ -96,7 +90,7 @@ class CrossQ(SAC):
             value = end.min(1)
         soft_value = value - jnp.exp(fixed.log_temperature) * log_prob
         target = transition.reward + transition.discount * soft_value
-        return self.squared_errors(target, now, transition)
+        return squared_errors(target, now, transition.valid)
 
     def learned_by_critics(
         self, params: SACParams, learner_state: SACLearnerState, batch: Batch
@@ -121,7 +115,7 @@ class CrossQ(SAC):
             action, log_prob = distribution.sample_and_log_prob(rng_key)
             halves = (
                 self.critic_input(transition.timestep, transition.action),
-                super(SAC, self).critic_input(transition.end, action),  # it is in [-1, 1]
+                with_action(transition.end, action),  # it is in [-1, 1]
             )
         return jax.tree.map(lambda x, y: jnp.concatenate([x, y]), *halves), log_prob
 

@@ -22,8 +22,9 @@ import jax.numpy as jnp
 import optax
 
 from rlstack.agents.registry import register
-from rlstack.agents.sac import SAC, SACConfig, SACLearnerState, SACParams, behaviour_policy
+from rlstack.agents.sac import SAC, SACConfig, SACLearnerState, SACParams
 from rlstack.families.demonstrated import is_demonstrated
+from rlstack.families.off_policy import sampling_policy, with_action
 from rlstack.networks import policy_and_critic
 from rlstack.optimizers import OptimizerConfig, component_optimizer, optimizer_step
 from rlstack.types import Array, Batch, LearnerOutput, Logs, Params, PRNGKey, PyTree, TimeStep
@@ -52,7 +53,7 @@ class GAILState(NamedTuple):
     rng_key: PRNGKey
 
 
-@register(GAILConfig, network=policy_and_critic, policy=behaviour_policy, recorded="demonstrations")
+@register(GAILConfig, network=policy_and_critic, policy=sampling_policy, recorded="demonstrations")
 class GAIL(SAC):
     """The agent; construct it as `rlstack.agent.Agent` says, with `policy_and_critic` networks."""
 
@@ -104,9 +105,7 @@ class GAIL(SAC):
         if self._bounds is None:
             values, _ = self.network.critic.apply(None, discriminator, timestep, ())
             return jnp.take_along_axis(values, action[:, None], axis=-1)[:, 0]
-        # The actions are scaled, while `critic_input` takes those of the environment.
-        seen = super(SAC, self).critic_input(timestep, action)
-        return self.network.critic.apply(None, discriminator, seen, ())[0]
+        return self.network.critic.apply(None, discriminator, with_action(timestep, action), ())[0]
 
     def discriminator_loss(
         self, discriminator: Params, rng_key: PRNGKey, batch: Batch
@@ -114,7 +113,7 @@ class GAIL(SAC):
         """Returns the cross-entropy of both kinds of rows, and the penalty; and logs."""
         first = jax.tree.map(lambda x: jnp.asarray(x[0]), batch.trajectory)
         valid = ~(first.timestep.last() | batch.trajectory.timestep.first()[1])
-        action, demonstrated = self._seen(first.agent_output.action), is_demonstrated(batch)
+        action, demonstrated = self.unit_action(first.agent_output.action), is_demonstrated(batch)
         logits = self.logits(discriminator, first.timestep, action)
         losses = optax.sigmoid_binary_cross_entropy(logits, demonstrated.astype(jnp.float32))
         right = (logits > 0) == demonstrated
@@ -169,13 +168,10 @@ class GAIL(SAC):
         def flat(tree: PyTree) -> PyTree:
             return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), tree)
 
-        action = self._seen(flat(before.agent_output.action))
+        action = self.unit_action(flat(before.agent_output.action))
         logits = self.logits(discriminator, flat(before.timestep), action)
         timestep = trajectory.timestep
         reward = jnp.where(timestep.first()[1:], 0.0, logits.reshape(timestep.reward[1:].shape))
         reward = jnp.concatenate([jnp.zeros_like(timestep.reward[:1]), reward])
         timestep = timestep._replace(reward=reward)
         return batch._replace(trajectory=trajectory._replace(timestep=timestep))
-
-    def _seen(self, action: Array) -> Array:
-        return action if self._bounds is None else self._bounds.to_unit(action)

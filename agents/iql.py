@@ -29,10 +29,9 @@ from rlstack.families.advantage_weighted import (
     AdvantageWeightedConfig,
     AdvantageWeightedParams,
     AdvantageWeightedState,
-    behaviour_policy,
-    critic_loss,
     imitator_and_critic,
 )
+from rlstack.families.off_policy import sampling_policy, squared_errors
 from rlstack.math.n_step import n_step
 from rlstack.stateful_params import evaluating, training
 from rlstack.types import Array, Batch, Logs, Params, PRNGKey, TimeStep
@@ -57,7 +56,7 @@ class IQLConfig(AdvantageWeightedConfig):
         self.require("max_weight", self.max_weight > 0, "positive")
 
 
-@register(IQLConfig, network=imitator_and_critic, policy=behaviour_policy, recorded="any")
+@register(IQLConfig, network=imitator_and_critic, policy=sampling_policy, recorded="any")
 class IQL(AdvantageWeightedAgent):
     """The agent; construct it with `imitator_and_critic` networks."""
 
@@ -105,7 +104,7 @@ class IQL(AdvantageWeightedAgent):
         del rng_key
         cfg, transition = self.cfg, n_step(batch.trajectory, self.cfg.discount)
         valid, action = transition.valid, self.unit_action(transition.action)
-        targets = self.values_of(target_critics, transition.timestep, action).min(1)
+        targets = self.outputs_of(target_critics, transition.timestep, action).min(1)
         value = self.state_values(params.state_value, transition.timestep)
         advantage = jnp.where(valid, targets - value, 0.0)
         side = jnp.where(advantage > 0, cfg.expectile, 1.0 - cfg.expectile)
@@ -113,8 +112,9 @@ class IQL(AdvantageWeightedAgent):
 
         end_value = self.state_values(evaluating(params.state_value), transition.end)
         target = transition.reward + transition.discount * end_value
-        taken = self.values_of(params.critics, transition.timestep, action)
-        q_loss, errors = critic_loss(taken, target, valid, batch.weights)
+        taken = self.outputs_of(params.critics, transition.timestep, action)
+        _, errors, _ = learned = squared_errors(target, taken, valid)
+        q_loss = jnp.mean(batch.weights * learned.losses)
 
         fixed = jax.lax.stop_gradient(advantage)
         worth = jnp.minimum(jnp.exp(cfg.inverse_temperature * fixed), cfg.max_weight)

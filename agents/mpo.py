@@ -24,12 +24,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from dm_env import specs
 
-from rlstack import distributions, exploration
+from rlstack import distributions
 from rlstack.agents.registry import register
 from rlstack.exploration import Counts, next_counts
-from rlstack.families.off_policy import PolicyAndCriticsAgent, PolicyAndCriticsConfig
+from rlstack.families.off_policy import (
+    PolicyAndCriticsConfig,
+    SampledAgent,
+    sampling_policy,
+    squared_errors,
+)
 from rlstack.math import constraints
 from rlstack.math.n_step import NStep, n_step
 from rlstack.networks import policy_and_critic
@@ -106,21 +110,14 @@ class MPOLearnerState(NamedTuple):
     rng_key: PRNGKey
 
 
-def behaviour_policy(cfg: MPOConfig, num_envs: int) -> exploration.Policy:
-    """Returns a policy that samples, after random actions at the start."""
-    return exploration.WarmUp(exploration.Sample(), cfg.random_frames, num_envs)
-
-
-@register(MPOConfig, network=policy_and_critic, policy=behaviour_policy, older_runtime=False)
-class MPO(PolicyAndCriticsAgent):
+@register(MPOConfig, network=policy_and_critic, policy=sampling_policy, older_runtime=False)
+class MPO(SampledAgent):
     """The agent; construct it as `rlstack.agent.Agent` says, with `policy_and_critic` networks."""
 
     cfg: MPOConfig
 
     def __init__(self, cfg: MPOConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)
-        discrete = isinstance(self.action_spec, specs.DiscreteArray)
-        self._bounds = None if discrete else distributions.bounds_of(self.action_spec, "MPO")
         components: Components = {
             ("policy",): cfg.policy_optimizer,
             ("critics",): cfg.critics_optimizer,
@@ -162,10 +159,7 @@ class MPO(PolicyAndCriticsAgent):
     ) -> tuple[MPOOutput, Counts]:
         """Chooses actions for ``[B, ...]`` steps; continuous ones are clipped to the bounds."""
         distribution = self.policy_distribution(params.policy, timestep)
-        action = self.policy(rng_key, distribution, state)
-        if self._bounds is not None:
-            action = self._bounds.from_unit(action)
-        return MPOOutput(action), next_counts(state, timestep)
+        return MPOOutput(self.draw(rng_key, distribution, state)), next_counts(state, timestep)
 
     def compute_gradients(
         self, params: MPOParams, learner_state: MPOLearnerState, batch: Batch
@@ -199,23 +193,23 @@ class MPO(PolicyAndCriticsAgent):
         now_key, end_key = jax.random.split(rng_key)
         transition = n_step(batch.trajectory, self.cfg.discount)
         target = self._policy_value(end_key, target_policy, target_critics, transition.end)
-        target = jax.lax.stop_gradient(transition.reward + transition.discount * target)
-        taken = self._values_taken(params.critics, transition)
-        td_errors = jnp.where(transition.valid[:, None], target[:, None] - taken, 0.0)
-        critic_loss = jnp.mean(batch.weights * 0.5 * jnp.square(td_errors).sum(-1))
+        target = transition.reward + transition.discount * target
+        taken = self.outputs_taken(params.critics, transition)
+        learned = squared_errors(target, taken, transition.valid)
+        critic_loss = jnp.mean(batch.weights * learned.losses)
 
         improve = self._improve_discrete if self._bounds is None else self._improve_continuous
         policy_loss, dual_loss, logs = improve(
             now_key, params, target_policy, target_critics, transition
         )
-        loss, errors = critic_loss + policy_loss + dual_loss, jnp.abs(td_errors).mean(-1)
+        loss, errors = critic_loss + policy_loss + dual_loss, learned.errors
         return loss, (
             {
                 "loss": loss,
                 "critic_loss": critic_loss,
                 "policy_loss": policy_loss,
                 "value": jnp.mean(taken),
-                "td_error": errors.mean(),
+                "td_error": jnp.mean(errors),
                 "temperature": constraints.dual(params.duals["temperature"]),
                 **logs,
             },
@@ -315,20 +309,6 @@ class MPO(PolicyAndCriticsAgent):
         return jax.vmap(lambda action: self.critic_values(critics, timestep, action).min(1))(
             clipped
         )
-
-    def _values_taken(self, critics: Params, transition: NStep) -> Array:
-        """Returns every critic's value of the action that was taken, ``[B, N]``."""
-        timestep, action = transition.timestep, transition.action
-        if self._bounds is not None:
-            return self.critic_values(critics, timestep, self._bounds.to_unit(action))
-        values = self.critics.apply(None, critics, timestep, ())[0]
-        return jnp.take_along_axis(values, action[:, None, None], axis=-1)[..., 0]
-
-    def critic_input(self, timestep: TimeStep, action: Array) -> TimeStep:
-        """Returns the steps, with continuous actions scaled to [-1, 1]."""
-        if self._bounds is None:
-            return timestep
-        return super().critic_input(timestep, self._bounds.to_unit(action))
 
     def policy_distribution(self, policy: Params, timestep: TimeStep) -> Any:
         """Returns the policy, a Categorical or a Normal."""

@@ -27,12 +27,17 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from dm_env import specs
 
-from rlstack import distributions, exploration
+from rlstack import distributions
 from rlstack.agents.registry import register
 from rlstack.exploration import Counts, next_counts
-from rlstack.families.off_policy import PolicyAndCriticsAgent, PolicyAndCriticsConfig
+from rlstack.families.off_policy import (
+    CriticLosses,
+    PolicyAndCriticsConfig,
+    SampledAgent,
+    sampling_policy,
+    squared_errors,
+)
 from rlstack.math.n_step import NStep, n_step
 from rlstack.networks import policy_and_critic
 from rlstack.networks.torsos import action_mask
@@ -94,6 +99,15 @@ class SACConfig(PolicyAndCriticsConfig):
         if self.target_entropy is not None:
             self.require_finite("target_entropy")
 
+    def require_plain_targets(self, why: str) -> None:
+        """Checks that the options of targets made of several critics are off.
+
+        Raises:
+          ValueError: one is on; the message says why it must be off.
+        """
+        self.require("target_subset", not self.target_subset, f"0, because {why}")
+        self.require("dropout_in_targets", not self.dropout_in_targets, "False for this agent")
+
 
 class SACOutput(NamedTuple):
     """The outputs of acting that learning uses."""
@@ -125,32 +139,16 @@ class SACOptState(NamedTuple):
     others: optax.OptState
 
 
-class CriticLosses(NamedTuple):
-    """What the critics learn from a batch; 0 where there is no transition."""
-
-    losses: Array  # [B], the sum over critics
-    errors: Array  # [B], at least 0, the priorities
-    values: Array  # [B, N], the values of the actions that were taken
-
-
-def behaviour_policy(cfg: SACConfig, num_envs: int) -> exploration.Policy:
-    """Returns a policy that samples, after random actions at the start."""
-    return exploration.WarmUp(exploration.Sample(), cfg.random_frames, num_envs)
-
-
-@register(SACConfig, network=policy_and_critic, policy=behaviour_policy)
-class SAC(PolicyAndCriticsAgent):
+@register(SACConfig, network=policy_and_critic, policy=sampling_policy)
+class SAC(SampledAgent):
     """The agent; construct it as `rlstack.agent.Agent` says, with `policy_and_critic` networks."""
 
     cfg: SACConfig
 
     def __init__(self, cfg: SACConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)
-        if isinstance(self.action_spec, specs.DiscreteArray):
-            self._bounds, self._learned_spec = None, self.action_spec
-        else:
-            self._bounds = distributions.bounds_of(self.action_spec, type(self).__name__)
-            self._learned_spec = self._bounds.unit_spec()
+        bounds = self._bounds
+        self._learned_spec = self.action_spec if bounds is None else bounds.unit_spec()
         self._is_delayed = cfg.policy_period > 1
         of_critics = cfg.critics_optimizer
         others: Components = {
@@ -195,10 +193,7 @@ class SAC(PolicyAndCriticsAgent):
     ) -> tuple[SACOutput, Counts]:
         """Chooses actions for ``[B, ...]`` steps; continuous ones are chosen in [-1, 1]."""
         distribution = self.action_distribution(rng_key, params, timestep, state)
-        action = self.policy(rng_key, distribution, state)
-        if self._bounds is not None:
-            action = self._bounds.from_unit(action)
-        return SACOutput(action), next_counts(state, timestep)
+        return SACOutput(self.draw(rng_key, distribution, state)), next_counts(state, timestep)
 
     def compute_gradients(
         self, params: SACParams, learner_state: SACLearnerState, batch: Batch
@@ -294,14 +289,7 @@ class SAC(PolicyAndCriticsAgent):
         if self.cfg.soft_targets:
             value += jnp.exp(fixed.log_temperature) * entropy
         target = transition.reward + transition.discount * value
-        return self.squared_errors(target, self.outputs_taken(critics, transition), transition)
-
-    def squared_errors(self, target: Array, taken: Array, transition: NStep) -> CriticLosses:
-        """Returns the losses of values ``[B, N]`` with targets ``[B]``."""
-        difference = jax.lax.stop_gradient(target)[:, None] - taken
-        td_errors = jnp.where(transition.valid[:, None], difference, 0.0)
-        losses = 0.5 * jnp.square(td_errors).sum(-1)
-        return CriticLosses(losses, jnp.abs(td_errors).mean(-1), taken)
+        return squared_errors(target, self.outputs_taken(critics, transition), transition.valid)
 
     def expect(
         self,
@@ -342,21 +330,6 @@ class SAC(PolicyAndCriticsAgent):
         logits = jnp.zeros(self.action_spec.num_values if mask is None else mask.shape)
         equal = distributions.categorical(logits, mask)
         return 0.98 * equal.entropy()
-
-    def critic_input(self, timestep: TimeStep, action: Array) -> TimeStep:
-        """Returns the steps, with continuous actions scaled to [-1, 1]."""
-        if self._bounds is None:
-            return timestep
-        return super().critic_input(timestep, self._bounds.to_unit(action))
-
-    def outputs_taken(self, critics: Params, transition: NStep) -> Array:
-        """Returns every critic's output for the action that was taken, ``[B, N, ...]``."""
-        timestep, action = transition.timestep, transition.action
-        if self._bounds is not None:
-            return self.critic_outputs(critics, timestep, self._bounds.to_unit(action))
-        outputs = self.critics.apply(None, critics, timestep, ())[0]
-        index = action.reshape((-1, *(1,) * (outputs.ndim - 1)))
-        return jnp.take_along_axis(outputs, index, axis=2).squeeze(2)
 
     def policy_distribution(self, policy: Params, timestep: TimeStep) -> Any:
         """Returns the policy; continuous actions are in [-1, 1]."""

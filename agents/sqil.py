@@ -14,8 +14,9 @@ import dataclasses
 import jax.numpy as jnp
 
 from rlstack.agents.registry import register
-from rlstack.agents.sac import SAC, SACConfig, SACParams, behaviour_policy
+from rlstack.agents.sac import SAC, SACConfig, SACParams
 from rlstack.families.demonstrated import is_demonstrated
+from rlstack.families.off_policy import sampling_policy
 from rlstack.networks import policy_and_critic
 from rlstack.types import Array, Batch, Logs, Params, PRNGKey
 
@@ -32,7 +33,7 @@ class SQILConfig(SACConfig):
         self.require("demonstration_reward", self.demonstration_reward > 0, "positive")
 
 
-@register(SQILConfig, network=policy_and_critic, policy=behaviour_policy, recorded="demonstrations")
+@register(SQILConfig, network=policy_and_critic, policy=sampling_policy, recorded="demonstrations")
 class SQIL(SAC):
     """The agent; construct it as `rlstack.agent.Agent` says, with `policy_and_critic` networks."""
 

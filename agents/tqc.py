@@ -17,7 +17,8 @@ import jax.numpy as jnp
 
 from rlstack import distributions
 from rlstack.agents.registry import register
-from rlstack.agents.sac import SAC, CriticLosses, SACConfig, SACParams, behaviour_policy
+from rlstack.agents.sac import SAC, SACConfig, SACParams
+from rlstack.families.off_policy import CriticLosses, sampling_policy
 from rlstack.math.n_step import NStep
 from rlstack.math.value_distributions import midpoints, quantile_huber_loss
 from rlstack.networks import policy_and_distributional_critic
@@ -41,12 +42,10 @@ class TQCConfig(SACConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_at_least(0, "dropped_quantiles", "huber_delta")
-        rule = "0, because targets are made of the quantiles of all critics"
-        self.require("target_subset", not self.target_subset, rule)
-        self.require("dropout_in_targets", not self.dropout_in_targets, "False for this agent")
+        self.require_plain_targets("targets are made of the quantiles of all critics")
 
 
-@register(TQCConfig, network=policy_and_distributional_critic, policy=behaviour_policy)
+@register(TQCConfig, network=policy_and_distributional_critic, policy=sampling_policy)
 class TQC(SAC):
     """The agent; construct it with `policy_and_distributional_critic` networks."""
 

@@ -18,11 +18,11 @@ import jax.numpy as jnp
 import optax
 from dm_env import specs
 
-from rlstack import distributions, exploration
+from rlstack import distributions
 from rlstack.configs.network import NetworkConfig
 from rlstack.distributions import Normal
 from rlstack.exploration import Counts, next_counts
-from rlstack.families.off_policy import PolicyAndCriticsAgent, PolicyAndCriticsConfig
+from rlstack.families.off_policy import PolicyAndCriticsConfig, SampledAgent
 from rlstack.math.n_step import NStep
 from rlstack.networks import PolicyAndCritic, policy_and_critic
 from rlstack.networks.actor_critic import policy_network
@@ -80,21 +80,13 @@ def imitator_and_critic(
     return both._replace(policy=policy_network(obs_spec, action_spec, cfg))
 
 
-def behaviour_policy(cfg: AdvantageWeightedConfig, num_envs: int) -> exploration.Policy:
-    """Returns a policy that samples, after random actions at the start."""
-    return exploration.WarmUp(exploration.Sample(), cfg.random_frames, num_envs)
-
-
-class AdvantageWeightedAgent(PolicyAndCriticsAgent):
+class AdvantageWeightedAgent(SampledAgent):
     """Acts by the policy; a subclass defines `loss`."""
 
     cfg: AdvantageWeightedConfig
 
     def __init__(self, cfg: AdvantageWeightedConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)
-        self._bounds = None
-        if not isinstance(self.action_spec, specs.DiscreteArray):
-            self._bounds = distributions.bounds_of(self.action_spec, type(self).__name__)
         components: Components = {
             ("policy",): cfg.policy_optimizer,
             ("critics",): cfg.critics_optimizer,
@@ -125,9 +117,7 @@ class AdvantageWeightedAgent(PolicyAndCriticsAgent):
     ) -> tuple[AdvantageWeightedOutput, Counts]:
         """Chooses actions for ``[B, ...]`` steps; continuous ones are clipped to the bounds."""
         distribution = self.action_distribution(rng_key, params, timestep, state)
-        action = self.policy(rng_key, distribution, state)
-        if self._bounds is not None:
-            action = self._bounds.from_unit(action)
+        action = self.draw(rng_key, distribution, state)
         return AdvantageWeightedOutput(action), next_counts(state, timestep)
 
     def compute_gradients(
@@ -164,23 +154,6 @@ class AdvantageWeightedAgent(PolicyAndCriticsAgent):
         mean, log_std = jnp.split(parameters, 2, axis=-1)
         return Normal(jnp.tanh(mean), jnp.clip(log_std, self.cfg.min_log_std, _MOST_LOG_STD))
 
-    def unit_action(self, action: Array) -> Array:
-        """Returns the environment's actions as the networks see them."""
-        return action if self._bounds is None else self._bounds.to_unit(action)
-
-    def critic_input(self, timestep: TimeStep, action: Array) -> TimeStep:
-        """Returns the steps, with continuous actions scaled to [-1, 1]."""
-        if self._bounds is None:
-            return timestep
-        return super().critic_input(timestep, self.unit_action(action))
-
-    def values_of(self, critics: Params, timestep: TimeStep, action: Array) -> Array:
-        """Returns each critic's value of actions that `unit_action` gave, ``[B, N]``."""
-        if self._bounds is not None:
-            return self.critic_values(critics, timestep, action)
-        values = self.critics.apply(None, critics, timestep, ())[0]
-        return jnp.take_along_axis(values, action[:, None, None], axis=-1)[..., 0]
-
     def imitation_loss(self, policy: Params, transition: NStep, worth: Array) -> Array:
         """Returns minus the mean over items of worth ``[B]`` times the action's log likelihood."""
         distribution = self.distribution(policy, transition.timestep)
@@ -207,12 +180,3 @@ class AdvantageWeightedAgent(PolicyAndCriticsAgent):
         old = learner_state.target_critics
         target = moved_towards(params.critics, old, self.cfg.target_rate)
         return AdvantageWeightedState(opt_state, target, jax.random.split(learner_state.rng_key)[0])
-
-
-def critic_loss(taken: Array, target: Array, valid: Array, weights: Array) -> tuple[Array, Array]:
-    """Returns the weighted squared loss of critics ``[B, N]``, and mean ``|TD errors|`` ``[B]``.
-
-    An item that begins at the last step of an episode has no transition: its error is 0.
-    """
-    errors = jnp.where(valid[:, None], jax.lax.stop_gradient(target)[:, None] - taken, 0.0)
-    return jnp.mean(weights * 0.5 * jnp.square(errors).sum(-1)), jnp.abs(errors).mean(-1)

@@ -1,8 +1,9 @@
 """Base classes of agents with a policy and critics that learn off-policy from transitions.
 
 `PolicyAndCriticsAgent` has the parts that all of them share (SAC, TD3, DDPG, MPO and theirs).
-`DeterministicAgent` adds the parts of agents with a deterministic policy (TD3, DDPG, D4PG). Each
-agent has its own losses.
+`SampledAgent` adds those of agents that draw actions (SAC, MPO, IQL, AWAC and theirs), and
+`DeterministicAgent` those of agents with a deterministic policy (TD3, DDPG, D4PG). Each agent has
+its own losses.
 
 Networks with state or dropout are in training mode where they are learned: the critics on the
 actions that were taken, and the policy on the same steps. They are in evaluation mode everywhere
@@ -16,19 +17,23 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from dm_env import specs
 
 from rlstack import distributions
 from rlstack.agent import Agent
 from rlstack.checks import Checked, WrongKindError
+from rlstack.distributions.parameters import Bounds
 from rlstack.exploration import (
     Counts,
     GaussianNoise,
     Policy,
+    Sample,
     UniformNoise,
     WarmUp,
     initial_counts,
     next_counts,
 )
+from rlstack.math.n_step import NStep
 from rlstack.networks import CriticInput, PolicyAndCritic, ensemble
 from rlstack.optimizers import OptimizerConfig
 from rlstack.stateful_params import has_state, training
@@ -128,7 +133,7 @@ class PolicyAndCriticsAgent(Agent):
 
     def critic_input(self, timestep: TimeStep, action: Array) -> TimeStep:
         """Returns the steps as the critics take them, with the actions that were taken."""
-        return timestep._replace(observation=CriticInput(timestep.observation, action))
+        return with_action(timestep, action)
 
     def critic_values(self, critics: Params, timestep: TimeStep, action: Array) -> Array:
         """Returns each critic's value of continuous actions, ``[B, N]``; see `critic_outputs`."""
@@ -149,13 +154,80 @@ class PolicyAndCriticsAgent(Agent):
           timestep: ``[B, ...]``.
           action: ``[B, D]``, in [-1, 1].
         """
-        seen = timestep._replace(observation=CriticInput(timestep.observation, action))
-        return self.critics.apply(None, critics, seen, ())[0]
+        return self.critics.apply(None, critics, with_action(timestep, action), ())[0]
+
+
+def with_action(timestep: TimeStep, action: Array) -> TimeStep:
+    """Returns the steps ``[B, ...]`` as critics take them, with continuous actions as they are."""
+    return timestep._replace(observation=CriticInput(timestep.observation, action))
+
+
+class SampledAgent(PolicyAndCriticsAgent):
+    """Acts by drawing from its policy; the actions are discrete, or continuous with bounds.
+
+    For discrete actions the critics take the observation and give outputs of all actions.
+    """
+
+    def __init__(self, cfg: PolicyAndCriticsConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(cfg, *args, **kwargs)
+        self._bounds: Bounds | None = None  # None for discrete actions
+        if not isinstance(self.action_spec, specs.DiscreteArray):
+            self._bounds = distributions.bounds_of(self.action_spec, type(self).__name__)
+
+    def unit_action(self, action: Array) -> Array:
+        """Returns the environment's actions as the networks see them: continuous in [-1, 1]."""
+        return action if self._bounds is None else self._bounds.to_unit(action)
+
+    def draw(self, rng_key: PRNGKey, distribution: Any, state: Counts) -> Array:
+        """Returns the environment's actions that the exploration policy takes, ``[B, ...]``."""
+        action = self.policy(rng_key, distribution, state)
+        return action if self._bounds is None else self._bounds.from_unit(action)
+
+    def critic_input(self, timestep: TimeStep, action: Array) -> TimeStep:
+        """Returns the steps, with continuous actions scaled to [-1, 1]."""
+        if self._bounds is None:
+            return timestep
+        return super().critic_input(timestep, self.unit_action(action))
+
+    def outputs_of(self, critics: Params, timestep: TimeStep, action: Array) -> Array:
+        """Returns each critic's output for actions of `unit_action`, ``[B, N, ...]``."""
+        if self._bounds is not None:
+            return self.critic_outputs(critics, timestep, action)
+        outputs = self.critics.apply(None, critics, timestep, ())[0]
+        index = action.reshape((-1, *(1,) * (outputs.ndim - 1)))
+        return jnp.take_along_axis(outputs, index, axis=2).squeeze(2)
+
+    def outputs_taken(self, critics: Params, transition: NStep) -> Array:
+        """Returns each critic's output for the action that was taken, ``[B, N, ...]``."""
+        action = self.unit_action(transition.action)
+        return self.outputs_of(critics, transition.timestep, action)
+
+
+class CriticLosses(NamedTuple):
+    """What the critics learn from a batch; 0 where there is no transition."""
+
+    losses: Array  # [B], the sum over critics
+    errors: Array  # [B], at least 0, the priorities
+    values: Array  # [B, N], the values of the actions that were taken
+
+
+def squared_errors(target: Array, taken: Array, valid: Array) -> CriticLosses:
+    """Returns the squared TD errors of critics.
+
+    Args:
+      target: ``[B]``; it gets no gradient.
+      taken: ``[B, N]``, the values of the actions that were taken.
+      valid: ``[B]``. An item that begins at the last step of an episode has no transition.
+    """
+    difference = jax.lax.stop_gradient(target)[:, None] - taken
+    td_errors = jnp.where(valid[:, None], difference, 0.0)
+    losses = 0.5 * jnp.square(td_errors).sum(-1)
+    return CriticLosses(losses, jnp.abs(td_errors).mean(-1), taken)
 
 
 @dataclasses.dataclass(frozen=True)
 class AtomsConfig(Checked):
-    """The atoms of critics whose outputs are distributions; the network has their number."""
+    """The range of the atoms, for critics of distributions. The network sets their number."""
 
     min_value: float = -10.0
     """The smallest atom, a discounted return. A return beyond the atoms counts as the outermost
@@ -230,8 +302,7 @@ class DeterministicAgent(PolicyAndCriticsAgent):
 
     def critic_input(self, timestep: TimeStep, action: Array) -> TimeStep:
         """Returns the steps with the actions, scaled to [-1, 1]."""
-        scaled = self.bounds.to_unit(action)
-        return timestep._replace(observation=CriticInput(timestep.observation, scaled))
+        return super().critic_input(timestep, self.bounds.to_unit(action))
 
     def policy_action(self, policy: Params, timestep: TimeStep) -> Array:
         """Returns the policy's action in [-1, 1], ``[B, D]``."""
@@ -251,6 +322,11 @@ class DeterministicAgent(PolicyAndCriticsAgent):
         distribution = self.action_distribution(rng_key, params, timestep, state)
         action = self.bounds.from_unit(self.policy(rng_key, distribution, state))
         return DeterministicOutput(action), next_counts(state, timestep)
+
+
+def sampling_policy(cfg: PolicyAndCriticsConfig, num_envs: int) -> Policy:
+    """Returns a policy that samples, after random actions at the start."""
+    return WarmUp(Sample(), cfg.random_frames, num_envs)
 
 
 def behaviour_policy(cfg: DeterministicConfig, num_envs: int) -> Policy:

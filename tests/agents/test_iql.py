@@ -13,9 +13,9 @@ from rlstack.agents.iql import IQL, IQLConfig
 from rlstack.exploration import Greedy, Sample
 from rlstack.families.advantage_weighted import (
     AdvantageWeightedOutput,
-    behaviour_policy,
     imitator_and_critic,
 )
+from rlstack.families.off_policy import sampling_policy
 from rlstack.networks import NetworkConfig, PolicyAndCritic
 from tests.agent_cases import (
     FAST,
@@ -235,7 +235,7 @@ def test_drawn_actions_stay_within_bounds_and_the_first_may_be_random():
     cfg = IQLConfig(random_frames=400)
     agent = IQL(cfg, VECTOR, UNEVEN, imitator_and_critic, Sample)
     random = IQL(
-        cfg, VECTOR, UNEVEN, imitator_and_critic, functools.partial(behaviour_policy, cfg, 200)
+        cfg, VECTOR, UNEVEN, imitator_and_critic, functools.partial(sampling_policy, cfg, 200)
     )
     params = agent.initial_params(KEY)
     steps = random_timesteps(VECTOR, np.full(200, MID))

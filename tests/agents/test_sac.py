@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from rlstack.agents.sac import SAC, SACConfig, SACOutput, behaviour_policy
+from rlstack.agents.sac import SAC, SACConfig, SACOutput
 from rlstack.exploration import Greedy, Sample, initial_counts
+from rlstack.families.off_policy import sampling_policy
 from rlstack.networks import NetworkConfig, policy_and_critic
 from rlstack.types import TimeStep
 from tests.agent_cases import (
@@ -261,7 +262,7 @@ def test_entropies_to_keep_are_the_papers_unless_said():
 
 def test_actions_fill_the_bounds_and_are_random_at_first():
     cfg = SACConfig(random_frames=40)
-    agent = make(lambda: behaviour_policy(cfg, 4))
+    agent = make(lambda: sampling_policy(cfg, 4))
     rows = 4000
     timestep = TimeStep(
         np.ones(rows, np.int32),
