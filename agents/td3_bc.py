@@ -1,8 +1,8 @@
 """TD3 with behaviour cloning, Fujimoto and Gu (2021), https://arxiv.org/abs/2106.06860.
 
-TD3 whose policy also stays close to the actions of the data: it maximises
-``alpha * Q / mean |Q| - (policy - action)^2`` (equations 3 to 5). The rest is TD3, with its
-deviations. The constants are those of the authors' program,
+The policy of TD3 maximises ``alpha * Q / mean |Q| - (policy - action)^2`` (equations 3 to 5), which
+keeps it close to the actions of the data. The rest is TD3, with its deviations. The constants are
+those of the authors' program,
 https://github.com/sfujim/TD3_BC/blob/main/TD3_BC.py; the paper also standardises observations
 (``normalisation.observations``), by statistics of the whole dataset; here they are running ones.
 Actions are compared in [-1, 1].

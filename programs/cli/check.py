@@ -41,7 +41,7 @@ class _EnvOptions:
     """
 
     name: tyro.conf.Positional[str]
-    """The environment, as in --env.name, or a preset, whose environment is meant."""
+    """The name of an environment, as in --env.name. A preset stands for its environment."""
     type: Literal["auto", "cpp", "for_loop", "thread", "process", "jax"] = "auto"
     """How it is stepped, as in --env.type."""
     options: dict[str, Option] = dataclasses.field(default_factory=dict)

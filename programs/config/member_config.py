@@ -46,7 +46,7 @@ class HistoryConfig(Checked):
     """Earlier versions of a learning policy, as a policy that plays against it."""
 
     of: str = ""
-    """The learning policy of the set whose earlier versions play. Empty for no history."""
+    """The policy that this one plays earlier versions of; it must learn. Empty for no history."""
     draw: Literal["latest", "uniform", "prioritised"] = "uniform"
     """The version that plays an episode. latest: the newest one. uniform: each with the same
     probability. prioritised: those that the policy often loses to more often, by

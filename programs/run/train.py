@@ -115,7 +115,7 @@ def checked(experiment: Experiment) -> Experiment:
 
 
 def resolved(experiment: Experiment) -> Experiment:
-    """Returns an experiment whose dataset, opponents and policies have absolute paths.
+    """Returns the experiment with absolute paths of its dataset, opponents and policies.
 
     Raises:
       ValueError: one of them cannot be read, or an agent that learns offline has no dataset.

@@ -134,7 +134,7 @@ def curves_figure(
             for curve in chart.curves
         ],
     }
-    # "</script" would end the element, and after "<!--" and "<script" its end would not.
+    # In the text, "</script" would end the element, and "<!--" with "<script" would hide its end.
     text = json.dumps(data).replace("<", "\\u003c")
     return (
         f'<figure data-plot="{escape(chart.title)}">{_caption(chart.title)}'

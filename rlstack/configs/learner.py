@@ -32,8 +32,8 @@ class LearnerConfig(Checked):
     after another. The update stays the same, except for the order of sums. Raise it if a batch does
     not fit into the device's memory; each update then runs the network forward twice."""
     check_finite: bool = True
-    """Whether the run stops at an update whose loss or gradient is NaN or infinite. The inputs of
-    that update are saved for `rlstack rerun`."""
+    """Whether a loss or gradient that is NaN or infinite stops the run. `rlstack rerun` repeats the
+    update from its inputs, which are saved."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

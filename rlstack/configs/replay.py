@@ -89,7 +89,7 @@ class ReplayConfig(Checked):
     """Directory of a dataset whose steps are in every batch besides those of the replay; `rlstack
     record` writes one. Batch.demonstrated tells them apart. Not for fifo."""
     demonstration_share: float = 0.5
-    """Share of demonstrations in what is learned from. 0.5 adds batch_size of them to a batch."""
+    """Share of demonstrations in a batch, added to its batch_size items. 0.5 doubles the batch."""
     sampler_factory: Hook = ""
     """A sampler of your own instead of uniform or prioritized, as "module:callable" of a function
     () -> sampler; see `rlstack.replay.custom`. The sampler chooses among the items held. A Reverb

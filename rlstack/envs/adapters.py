@@ -126,7 +126,7 @@ def make_env(builder: EnvBuilder, options: Options, seed: int, where: str) -> Si
 
 
 def _if_in_jax(env: object) -> str:
-    """Returns advice about an object whose step takes a state, as those in JAX do; "" of others."""
+    """Returns advice on an environment in JAX, which has step(state, ...); "" for others."""
     try:
         takes_state = "state" in inspect.signature(env.step).parameters  # type: ignore[attr-defined]
     except (AttributeError, TypeError, ValueError):

@@ -11,7 +11,7 @@ from typing import Any
 
 @functools.cache
 def texts(kind: Any) -> dict[str, str]:
-    """Returns the strings below the fields of a dataclass, by field; "" where there is none.
+    """Returns the documentation of each field of a dataclass: the string below it, or "".
 
     Raises:
       OSError: the source cannot be read, as that of a class made in a terminal.
