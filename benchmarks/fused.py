@@ -40,7 +40,7 @@ from rlstack.programs.build import xla
 from rlstack.programs.config.experiment import EnvConfig, Experiment
 from rlstack.programs.config.member_config import AgentConfig
 from rlstack.programs.config.presets.registry import on_policy_replay, transitions
-from rlstack.programs.run.fused_run import Fused
+from rlstack.programs.run.fused import Fused
 from rlstack.replay import ReplayConfig
 from rlstack.types import Array, Params, PRNGKey, TimeStep
 

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from rlstack.acting.evaluator import Evaluation
+from rlstack.acting.evaluator import Evaluation, Evaluator
 from rlstack.programs.build.evaluation import evaluate, make_evaluator
 from rlstack.programs.build.replay import announce_replay
 from rlstack.programs.config.experiment import Experiment
@@ -68,13 +68,16 @@ class PolicySet(abc.ABC):
           ValueError: an agent does not fit the environments.
         """
         if self.division is None:
-            evaluator = make_evaluator(self.experiment, spec)
-            self._evaluate = functools.partial(evaluate, self.experiment, evaluator)
+            self._evaluate_with(make_evaluator(self.experiment, spec))
         else:
             from rlstack.programs.build.policies.evaluation import SetEvaluator
 
             made = SetEvaluator(self.experiment, self.division, spec, self._versions)
             self._evaluate = made.evaluate
+
+    def _evaluate_with(self, evaluator: Evaluator) -> None:
+        """Sets the evaluator of an experiment of one policy."""
+        self._evaluate = functools.partial(evaluate, self.experiment, evaluator)
 
     @functools.cached_property
     def learner(self) -> Any:

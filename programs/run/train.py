@@ -337,12 +337,8 @@ def _make_engine(experiment: Experiment, display: ProgressDisplay) -> Engine:
         from rlstack.programs.run.offline import make_loop
 
         return make_loop(experiment, display.phase)
-    if experiment.layout.is_compiled and experiment.policies:
-        from rlstack.programs.run.fused_set import FusedSet
-
-        return FusedSet(experiment, display.phase)
     if experiment.layout.is_compiled:
-        from rlstack.programs.run.fused_run import Fused
+        from rlstack.programs.run.fused import Fused
 
         return Fused(experiment, display.phase)
     return HostLoop(experiment, display.phase)

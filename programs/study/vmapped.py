@@ -12,7 +12,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import jax
 import jax.numpy as jnp
@@ -27,12 +27,13 @@ from rlstack.jax_envs.factory import make_batch
 from rlstack.learning.learner import NonFiniteError
 from rlstack.programs.build import xla
 from rlstack.programs.build.evaluation import make_evaluator
+from rlstack.programs.build.fused import Keys, Parts
+from rlstack.programs.build.replay import announce_replay
 from rlstack.programs.build.seeds import role_key
 from rlstack.programs.config import options
 from rlstack.programs.config.env_config import Option
 from rlstack.programs.config.experiment import Experiment
-from rlstack.programs.run.calls import Pace
-from rlstack.programs.run.fused_run import FusedRun, Keys, Parts, begin, make_parts
+from rlstack.programs.run.fused import FusedRun, Pace
 from rlstack.programs.run.run_session import RunSession, allowance_of
 from rlstack.programs.run.train import Opened
 from rlstack.programs.session import origin
@@ -67,8 +68,8 @@ def can_trace(experiment: Experiment, name: str, values: Values) -> bool:
     keys = Keys(key, env.keys(np.arange(experiment.env.num_envs)), key, key)
 
     def run(value: Array) -> Any:
-        parts = make_parts(options.placed(experiment, name, value), env)
-        return parts.loop.run_all(begin(parts, keys), 1, NO_LIMIT)
+        parts = Parts(options.placed(experiment, name, value), env)
+        return parts.loop.run_all(parts.begin(keys), 1, NO_LIMIT)
 
     try:
         jax.eval_shape(run, jax.ShapeDtypeStruct((), dtype))
@@ -104,7 +105,7 @@ def train(
         with display.phase("making the runs"):
             group = (kind or Group)(opened, values)
         first = group.runs[0]
-        first.announce(display.stream, len(opened))
+        group.announce(display.stream)
         allowance = allowance_of(first)
         tell = functools.cache(display.write_line)  # several runs may say the same
         starts = [Progress.of(one.start_from) for one in opened]
@@ -141,7 +142,8 @@ class VmappedRun(FusedRun):
     def __init__(
         self, opened: Opened, parts: Parts, evaluator: Evaluator, group: Group, index: int
     ) -> None:
-        super().__init__(opened.experiment, parts, evaluator, lambda: group.log_names)
+        super().__init__(opened.experiment, parts)
+        self._evaluate_with(evaluator)
         self._group, self._index = group, index
         self._error: Exception | None = None
         self.active, self.directory = True, opened.directory
@@ -158,13 +160,16 @@ class VmappedRun(FusedRun):
             lambda all_, x: all_.at[index].set(x), self._group.states, state
         )
 
+    def _log_names(self) -> Mapping[str, Sequence[str]]:
+        return {"": self._group.log_names}
+
     def read(self, part: Callable[[LoopState], PyTree]) -> PyTree:
         """Returns a part of the state, without a copy of the whole."""
         return _row(part(self._group.states), self._index)
 
     def restart_environments(self) -> None:
         """Starts new episodes in all environments, with the current `env_keys`."""
-        loop = make_parts(self.experiment, self._env).loop
+        loop = Parts(self.experiment, self._env).loop
         self.state = jax.jit(loop.restart)(self.state, self.keys.env)
 
     def is_over(self) -> bool:
@@ -228,8 +233,8 @@ class Group:
     def __init__(self, opened: Sequence[Opened], values: Mapping[str, Sequence[Option]]) -> None:
         base = self._base = opened[0].experiment
         env = self._env = make_batch(base.env.name, base.env.options)
-        parts = make_parts(base, env)
-        self._loop = parts.loop
+        parts = Parts(base, env)
+        self._loop, self._step_spec = parts.loop, parts.step_specs[""]
         evaluators = _evaluators([one.experiment for one in opened], env)
         self.runs = [
             VmappedRun(one, parts, evaluator, self, i)
@@ -248,6 +253,14 @@ class Group:
         rows = range(len(opened))
         self._split = jax.jit(lambda learning: [_row(learning, i) for i in rows])
         self._copy = jax.jit(_copied, donate_argnums=0)
+
+    def announce(self, stream: TextIO) -> None:
+        """Prints the memory that the replays of all runs need.
+
+        Raises:
+          ValueError: there is not enough memory.
+        """
+        announce_replay(self._base, self._step_spec, stream, len(self.runs))
 
     @property
     def log_names(self) -> tuple[str, ...]:
@@ -336,12 +349,12 @@ class Group:
         experiment = self._base
         for name, value in values.items():
             experiment = options.placed(experiment, name, value)
-        parts = make_parts(experiment, self._env)
+        parts = Parts(experiment, self._env)
         self._loop = parts.loop  # which has the names of the logs once it is traced
         return parts
 
     def _begin(self, values: Traced, keys: Keys) -> LoopState:
-        return begin(self._parts(values), keys)
+        return self._parts(values).begin(keys)
 
     def _run_all(
         self, values: Traced, state: LoopState, iterations: Array, limit: Array, returns: Array

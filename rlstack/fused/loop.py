@@ -72,6 +72,11 @@ class CompiledLoop:
         """The largest number of updates in one iteration."""
         return self._replay.most_updates
 
+    @property
+    def log_names(self) -> Any:
+        """The names of the agent's logs, ``tuple[str, ...]``, once `run` has been traced."""
+        return self._updater.names
+
     def start(
         self, learning: Any, env_keys: PRNGKey, acting_key: Any, replay_key: Any
     ) -> LoopState:
@@ -227,8 +232,3 @@ class FusedLoop(CompiledLoop):
         else:
             replay = Ring(cfg, actors, updater, steps_per_update)
         super().__init__(actors, updater, replay, devices)
-
-    @property
-    def log_names(self) -> tuple[str, ...]:
-        """The names of the agent's logs, once `run` has been traced."""
-        return self._updater.names

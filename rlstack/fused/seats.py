@@ -8,7 +8,7 @@ episode, as `rlstack.envs.seats.views.SharedPool` does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -251,19 +251,3 @@ class SetActors:
             first, last = timestep.first()[own], timestep.last()[own]
             judged[name] = player.judged(agent[name], first, last, margin)
         return judged
-
-
-def unchanging(acting: Any) -> Any:
-    """Returns the state for checkpoints, without what `with_the_rest` adds."""
-    return acting._replace(given={}, scores=()) if isinstance(acting, SetActing) else acting
-
-
-def with_the_rest(saved: Any, fresh: Any) -> Any:
-    """Returns a state that `unchanging` returned, with what it left out.
-
-    Scores of games in progress are the returns of the episodes, so those of seats that have left
-    are lost. Checkpoints of earlier versions have no scores.
-    """
-    if not isinstance(saved, SetActing):
-        return saved
-    return saved._replace(given=fresh.given, scores=saved.returns + saved.timestep.reward)

@@ -19,10 +19,10 @@ from rlstack.configs.replay import ReplayConfig
 from rlstack.fused.acting import Actors, EpisodeStats
 from rlstack.fused.devices import Devices
 from rlstack.fused.learning import Learning, Updater, Updates
-from rlstack.fused.loop import NO_LIMIT, CompiledLoop, FusedLoop, Limits, LoopState, Report
+from rlstack.fused.loop import NO_LIMIT, CompiledLoop
 from rlstack.fused.queue import StepQueue
 from rlstack.fused.ring import Ring
-from rlstack.fused.seats import Player, SetActing, SetActors, SetKeys
+from rlstack.fused.seats import Player, SetActing, SetActors
 from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.types import Array, Batch, PRNGKey
 
@@ -42,6 +42,11 @@ class SetUpdater:
 
     def __init__(self, updaters: Mapping[str, Updater]) -> None:
         self.by_name = dict(updaters)
+
+    @property
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """The names of the logs of each policy, once the updates have been traced."""
+        return {name: one.names for name, one in self.by_name.items()}
 
     def none(self, learning: Mapping[str, Learning], batch: Mapping[str, Batch]) -> ByName:
         """Returns the result of no updates."""
@@ -213,61 +218,3 @@ class SetLoop(CompiledLoop):
         )
         updater = SetUpdater(updaters)
         super().__init__(actors, updater, SetReplay(stores, actors, updater), devices)
-
-    @property
-    def log_names(self) -> dict[str, tuple[str, ...]]:
-        """The names of the logs of each policy that learns, once `run` has been traced."""
-        return {name: one.names for name, one in self._updater.by_name.items()}
-
-
-class Alone:
-    """The loop of a single policy, with state and reports in the form of a set of policies."""
-
-    def __init__(self, name: str, loop: FusedLoop) -> None:
-        """Stores the name of the policy, and its loop."""
-        self._name, self._loop = name, loop
-        self.env = loop.env
-
-    @property
-    def log_names(self) -> dict[str, tuple[str, ...]]:
-        """See `SetLoop.log_names`."""
-        return {self._name: self._loop.log_names}
-
-    def start(
-        self,
-        learning: Mapping[str, Learning],
-        env_keys: PRNGKey,
-        acting_key: SetKeys,
-        replay_key: Mapping[str, PRNGKey],
-    ) -> LoopState:
-        """See `CompiledLoop.start`."""
-        name = self._name
-        keys = env_keys, acting_key.acting[name], replay_key[name]
-        return self._named(self._loop.start(learning[name], *keys))
-
-    def restart(self, state: LoopState, env_keys: PRNGKey) -> LoopState:
-        """See `CompiledLoop.restart`."""
-        return self._named(self._loop.restart(self._unnamed(state), env_keys))
-
-    def placed(self, state: LoopState) -> LoopState:
-        """Returns the state."""
-        return state
-
-    def shardings(self, state: LoopState) -> None:
-        """Returns None: it is on one device."""
-        del state
-
-    def run(self, state: LoopState, limits: Limits) -> tuple[LoopState, Report]:
-        """See `CompiledLoop.run`."""
-        state, report = self._loop.run(self._unnamed(state), limits)
-        tally = report.tally.numbers(lambda x: x[None])
-        updates: Any = {self._name: report.updates}
-        return self._named(state), Report(report.iterations, tally, updates)
-
-    def _named(self, state: LoopState) -> LoopState:
-        learning: Any = {self._name: state.learning}
-        return LoopState(learning, state.acting, {self._name: state.replay})
-
-    def _unnamed(self, state: LoopState) -> LoopState:
-        learning: Any = state.learning
-        return LoopState(learning[self._name], state.acting, state.replay[self._name])

@@ -14,7 +14,7 @@ import pytest
 
 from rlstack.programs.config.experiment import LearnerConfig
 from rlstack.programs.run import train
-from rlstack.programs.run.fused_run import Fused
+from rlstack.programs.run.fused import Fused
 from tests.fused.test_fused_run import dqn, ppo, run, saved
 from tests.programs.running import params, same
 

@@ -20,10 +20,11 @@ from rlstack.jax_envs.toy import Catch
 from rlstack.learning.learner import NonFiniteError
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.build.fused import Keys, Parts
 from rlstack.programs.config.experiment import EnvConfig, Experiment, LearnerConfig
 from rlstack.programs.config.fused_config import FusedConfig
 from rlstack.programs.run import train
-from rlstack.programs.run.fused_run import Fused, Keys, begin, make_parts
+from rlstack.programs.run.fused import Fused
 from rlstack.programs.session import failed_update
 from rlstack.programs.session.signals import Interrupted
 from rlstack.replay import ReplayConfig
@@ -312,9 +313,9 @@ def test_convolutions_in_a_loop_are_products_of_matrices(call):
         ppo(), network=NetworkConfig(torso="minatar", hidden_sizes=(16,), shared=True)
     )
     env = BatchedEnv(ImageCatch(rows=5))
-    parts, key = make_parts(experiment, env), jax.random.PRNGKey(0)
+    parts, key = Parts(experiment, env), jax.random.PRNGKey(0)
     keys = Keys(key, env.keys(np.arange(experiment.env.num_envs)), key, key)
-    state = jax.eval_shape(lambda: begin(parts, keys))
+    state = jax.eval_shape(lambda: parts.begin(keys))
     arguments = (Limits(1),) if call == "run" else (1, NO_LIMIT)
     traced = jax.make_jaxpr(lambda state: getattr(parts.loop, call)(state, *arguments))(state)
     assert "while" in str(traced)

@@ -12,7 +12,7 @@ from rlstack.envs.seats.rock_paper_scissors import payoffs
 from rlstack.fused.history import HistoryActors, HistoryState, VersionTable
 from rlstack.jax_envs.factory import make_batch
 from rlstack.programs.run import train
-from rlstack.programs.run.fused_set import FusedSet
+from rlstack.programs.run.fused import Fused
 from rlstack.programs.run.host import HostLoop
 from rlstack.programs.tools.tournament import tournament
 from tests.fused.cases import called, counted, throws
@@ -39,7 +39,7 @@ def test_earlier_versions_play_as_in_a_single_process(tmp_path):
     single = HostLoop(throws(topology="single_process"))
     try:
         trained(single, 41)
-        fused = called(FusedSet(throws()), 5)
+        fused = called(Fused(throws()), 5)
         assert counted(fused) == (single.env_frames, single.learner.version)
         versions = fused._versions["past"]
         np.testing.assert_array_equal(versions.frames, single.players["past"].versions.frames)
@@ -62,7 +62,7 @@ def test_earlier_versions_play_as_in_a_single_process(tmp_path):
 @pytest.mark.slow
 @pytest.mark.chosen
 def test_each_place_plays_the_params_of_its_version():
-    loop = called(FusedSet(throws()), 3)
+    loop = called(Fused(throws()), 3)
     player = loop._parts.loop._actors._players["past"]
     acting = loop.state.acting
     table, state = acting.given["past"], acting.agent["past"]

@@ -20,8 +20,7 @@ from rlstack.programs.config.member_config import MemberConfig
 from rlstack.programs.config.presets.registry import on_policy_replay
 from rlstack.programs.config.stop_config import StopConfig
 from rlstack.programs.run import train
-from rlstack.programs.run.fused_run import Fused
-from rlstack.programs.run.fused_set import FusedSet
+from rlstack.programs.run.fused import Fused
 from rlstack.programs.run.host import HostLoop
 from rlstack.programs.session.result import read_result
 from rlstack.programs.session.run_dir import RunDir
@@ -50,7 +49,7 @@ def test_policies_learn_what_they_learn_in_a_single_process():
     single = HostLoop(on_policy(topology="single_process"))
     try:
         trained(single, 4 * 8 + 1)
-        fused = called(FusedSet(on_policy()), 100, updates=4)
+        fused = called(Fused(on_policy()), 100, updates=4)
         # The second policy has the shorter unroll, and waits with its budget spent.
         assert fused.by_policy() == single.by_policy()
         assert [one["learner_steps"] for one in fused.by_policy().values()] == [4, 4]
@@ -81,7 +80,7 @@ def test_dqn_next_to_ppo_learns_what_it_learns_in_a_single_process():
     single = HostLoop(cover(policies, topology="single_process", **fields))
     try:
         trained(single, 31)
-        fused = called(FusedSet(cover(policies, **fields)), 30)
+        fused = called(Fused(cover(policies, **fields)), 30)
         assert fused.by_policy() == single.by_policy()
         assert fused.by_policy()["deep"]["learner_steps"] > 10
         assert fused.by_policy()["actor"]["learner_steps"] == 3
@@ -95,7 +94,7 @@ def test_dqn_next_to_ppo_learns_what_it_learns_in_a_single_process():
 @pytest.mark.parametrize("make", [pytest.param(ppo, marks=pytest.mark.chosen), dqn])
 def test_a_set_of_one_policy_is_the_run_of_that_policy(make):
     one = called(Fused(make()), 20)
-    of_one = called(FusedSet(make(policies={"all": MemberConfig()})), 20)
+    of_one = called(Fused(make(policies={"all": MemberConfig()})), 20)
     assert counted(one) == counted(of_one)
     assert one.learner.version > 5
     assert leaves_equal(one.learner.save(), {"all": of_one.learner.save()})
@@ -111,7 +110,7 @@ def test_a_set_of_one_policy_is_the_run_of_that_policy(make):
     [pytest.param(mixed, marks=pytest.mark.chosen), lambda: throws("prioritised")],
 )
 def test_a_resumed_set_equals_an_uninterrupted_one(tmp_path, make):
-    unbroken, resumed = called(FusedSet(make()), 20), FusedSet(make())
+    unbroken, resumed = called(Fused(make()), 20), Fused(make())
     checkpoint.save(tmp_path, unbroken.env_frames, unbroken.save(), {})
     resumed.load(checkpoint.restore(checkpoint.latest(tmp_path), resumed.template()))
     assert resumed.by_policy() == unbroken.by_policy()
@@ -125,7 +124,7 @@ def test_a_resumed_set_equals_an_uninterrupted_one(tmp_path, make):
 @pytest.mark.slow
 @pytest.mark.chosen
 def test_the_loop_is_compiled_once_and_a_restart_breaks_the_streams():
-    loop = called(FusedSet(mixed()), 5)
+    loop = called(Fused(mixed()), 5)
     before = loop.learner.version, loop.env_frames
     loop.restart_environments()
     assert int(loop.state.replay["actor"].held) == 1
@@ -187,7 +186,7 @@ def test_commands_use_a_run_as_any_other(run_dir, tmp_path):
 @pytest.mark.slow
 @pytest.mark.chosen
 def test_drawn_seats_are_permutations_within_games_that_last_an_episode():
-    loop = FusedSet(mixed(seating="drawn"))
+    loop = Fused(mixed(seating="drawn"))
     places = loop._parts.loop._actors.places
     seen, before = set(), None
     for _ in range(40):
