@@ -22,6 +22,7 @@ class Choice(NamedTuple):
     needs: tuple[str, ...] = ()
 
 
+_IN_JAX = versions.JAX_LIBRARIES.items()
 CHOICES = (
     Choice("--env.type", "cpp", ("envpool",)),
     Choice("--env.type", "for_loop"),
@@ -29,13 +30,10 @@ CHOICES = (
     Choice("--env.type", "process"),
     Choice("--env.type", "jax"),
     Choice("environments in JAX", "your own"),
-    Choice("environments in JAX", "gymnax", ("gymnax",)),
+    *(Choice("environments in JAX", one.title, (name,)) for name, one in _IN_JAX),
     Choice("games of several seats", "your own"),
     Choice("games of several seats", "PettingZoo", ("pettingzoo",)),
     Choice("games of several seats", "MPE", ("mpe2",)),
-    Choice("environments in JAX", "brax", ("brax",)),
-    Choice("environments in JAX", "Craftax", ("craftax",)),
-    Choice("environments in JAX", "JaxMARL", ("jaxmarl",)),
     Choice("--launch", "processes", ("zmq",)),
     Choice("--launch", "threads"),
     Choice("--launch", "launchpad", ("launchpad",)),
@@ -76,14 +74,10 @@ EXTRAS = {
     "PIL": "video",
     "av": "video",
     "pygame": "window",
-    "brax": "brax",
-    "craftax": "craftax",
     "equinox": "equinox",
     "flatbuffers": "stablehlo",
     "flax": "flax",
-    "gymnax": "jax-envs",
     "jax2onnx": "onnx",
-    "jaxmarl": "jaxmarl",
     "matplotlib": "report",
     "minari": "minari",
     "mlflow": "mlflow",
@@ -94,7 +88,7 @@ EXTRAS = {
     "ray": "cluster",
     "trackio": "trackio",
     "wandb": "wandb",
-}
+} | {name: library.extra for name, library in _IN_JAX}
 # Module -> its distribution, where the two names differ.
 DISTRIBUTIONS = {"PIL": "pillow", "pygame": "pygame-ce"}
 # Modules that only CPython 3.10 can have.

@@ -12,14 +12,14 @@ from rlstack.envs.backend import Backend, PoolConfig
 from rlstack.envs.cpp import library
 from rlstack.envs.cpp.backend import CppBackend
 from rlstack.envs.seats import cpp_games
+from rlstack.imports import versions
 from rlstack.references import did_you_mean, import_named, load_object
 
 if TYPE_CHECKING:
     import gymnasium
 
 TYPES = ("auto", "cpp", "for_loop", "thread", "process", "jax")
-# Names of Brax, Craftax, JaxMARL and gymnax.
-_IN_JAX = re.compile(r"(brax|craftax|jaxmarl)/.+|.+-(MinAtar|bsuite|misc)")
+_OF_GYMNAX = re.compile(r".+-(MinAtar|bsuite|misc)")
 _JAX = "rlstack.jax_envs.backend:JaxBackend"  # text, because the other room imports this one
 
 # Names with one of these prefixes have a backend of their own, which is imported when it is used:
@@ -147,6 +147,6 @@ def resolve(name: str) -> EnvBuilder:
 
 
 def _unknown(name: str, known: Iterable[str], where: str) -> str:
-    if _IN_JAX.fullmatch(name):
+    if name.startswith(versions.PREFIXED) or _OF_GYMNAX.fullmatch(name):
         return f"Env pool: {name!r} names an environment in JAX, which needs --env.type jax."
     return f"Env pool: the name must be an id of {where}; got {name!r}.{did_you_mean(name, known)}"

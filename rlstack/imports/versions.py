@@ -1,4 +1,4 @@
-"""The versions of optional libraries whose environments the adapters know.
+"""The optional libraries whose environments the adapters know, and their versions.
 
 A new major version may change what the end of an episode means, without an error: gymnax 1.0 no
 longer counts a time limit as the end. So other versions are refused.
@@ -9,18 +9,36 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import re
+from typing import NamedTuple
+
+
+class JaxLibrary(NamedTuple):
+    """A library of environments in JAX, as `JAX_LIBRARIES` has it by its distribution's name.
+
+    The names of its environments begin with that name and "/", as "brax/ant" does. Those of gymnax
+    have no such prefix. `rlstack.jax_envs.factory` finds the adapter by the name.
+    """
+
+    title: str
+    extra: str  # the extra that installs it
+    versions: tuple[str, str]
+
+
+JAX_LIBRARIES = {
+    "gymnax": JaxLibrary("gymnax", "jax-envs", ("0.0.9", "2")),
+    "brax": JaxLibrary("brax", "brax", ("0.14.2", "1")),
+    "craftax": JaxLibrary("Craftax", "craftax", ("1.6", "2")),
+    "jaxmarl": JaxLibrary("JaxMARL", "jaxmarl", ("0.2", "1")),
+}
+PREFIXED = tuple(f"{name}/" for name in JAX_LIBRARIES if name != "gymnax")
 
 # Distribution -> the first version that is known, and the first that is not.
 KNOWN = {
-    "brax": ("0.14.2", "1"),
-    "craftax": ("1.6", "2"),
     "envpool": ("0.8.4", "2"),
     "gymnasium": ("1.0", "2"),
-    "gymnax": ("0.0.9", "2"),
-    "jaxmarl": ("0.2", "1"),
     "mpe2": ("1.0", "2"),
     "pettingzoo": ("1.25", "2"),
-}
+} | {name: library.versions for name, library in JAX_LIBRARIES.items()}
 
 
 def installed(distribution: str) -> str:

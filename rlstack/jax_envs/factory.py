@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlstack.checks import WrongKindError
+from rlstack.imports.versions import PREFIXED
 from rlstack.jax_envs.environment import BatchedEnv, JaxEnv
 from rlstack.jax_envs.game import BatchedGame, JaxGame, is_game
 from rlstack.jax_envs.showing import SHOWN, showing
-from rlstack.references import import_named
+from rlstack.references import import_named, load_object
 
 JaxEnvBuilder = Callable[..., JaxEnv | JaxGame]
-_BRAX, _CRAFTAX, _JAXMARL = "brax/", "craftax/", "jaxmarl/"
 
 
 def make_jax_env(
@@ -36,22 +36,11 @@ def make_jax_env(
     """
     options = dict(options or {})
     builder = resolve(name_or_builder)
-    if isinstance(builder, str) and builder.startswith(_BRAX):
-        from rlstack.jax_envs.libraries.from_brax import make_brax
-
-        return make_brax(builder.removeprefix(_BRAX), options)
-    if isinstance(builder, str) and builder.startswith(_CRAFTAX):
-        from rlstack.jax_envs.libraries.from_craftax import make_craftax
-
-        return make_craftax(builder.removeprefix(_CRAFTAX), options)
-    if isinstance(builder, str) and builder.startswith(_JAXMARL):
-        from rlstack.jax_envs.libraries.from_jaxmarl import make_jaxmarl
-
-        return make_jaxmarl(builder.removeprefix(_JAXMARL), options)
     if isinstance(builder, str):
-        from rlstack.jax_envs.libraries.from_gymnax import make_gymnax
-
-        return make_gymnax(builder, options)
+        prefixed = builder.startswith(PREFIXED)
+        library, _, name = builder.partition("/") if prefixed else ("gymnax", "", builder)
+        adapter = f"rlstack.jax_envs.libraries.from_{library}:make_{library}"
+        return load_object(adapter)(name, options)
     try:
         env = builder(**options)
     except TypeError as error:
