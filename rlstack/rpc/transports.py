@@ -19,22 +19,28 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rlstack.rpc.service import Service
 from rlstack.rpc.socket_filter import ALL_ADDRESSES
 
-TRANSPORTS = ("direct", "zmq", "courier")
-
 _VARIABLE = "RLSTACK_TRANSPORT"  # environment variable with the name of the transport
 _VARIABLES = (_VARIABLE, "RLSTACK_KEYS")  # and the file of a program's keys
 _MARK = "://"
-_SERVERS = {
-    "direct": "rlstack.rpc.direct",
-    "zmq": "rlstack.rpc.zmq.server",
-    "courier": "rlstack.rpc.courier",
+
+
+class _Modules(NamedTuple):
+    server: str  # has a class `Server`
+    channel: str  # has a class `Channel`
+    package: str = ""  # that must be installed
+
+
+_MODULES = {
+    "direct": _Modules("rlstack.rpc.direct", "rlstack.rpc.direct"),
+    "zmq": _Modules("rlstack.rpc.zmq.server", "rlstack.rpc.zmq.channel", "zmq"),
+    "courier": _Modules("rlstack.rpc.courier", "rlstack.rpc.courier", "courier"),
 }
-_CHANNELS = {**_SERVERS, "zmq": "rlstack.rpc.zmq.channel"}
+TRANSPORTS = tuple(_MODULES)
 
 
 class Server(Protocol):
@@ -82,12 +88,11 @@ class Channel(Protocol):
 
 def is_installed(transport: str) -> bool:
     """Whether the package of a transport is installed; imports nothing."""
-    if transport == "direct":
-        return True
+    package = _MODULES[transport].package
     try:
-        return importlib.util.find_spec(transport) is not None
+        return not package or importlib.util.find_spec(package) is not None
     except ValueError:  # a module without a spec, as some tests have
-        return sys.modules.get(transport) is not None
+        return sys.modules.get(package) is not None
 
 
 def default() -> str:
@@ -157,7 +162,7 @@ def start_server(
       OSError: the port is taken, or this host has no such address.
     """
     name = transport or current()
-    return _module(_SERVERS, name).Server(service, port, bind_address)
+    return _module("server", name).Server(service, port, bind_address)
 
 
 def open_channel(address: str) -> Channel:
@@ -167,13 +172,13 @@ def open_channel(address: str) -> Channel:
       ModuleNotFoundError: the transport's package is not installed.
     """
     name, mark, place = address.rpartition(_MARK)
-    return _module(_CHANNELS, name if mark else current()).Channel(place)
+    return _module("channel", name if mark else current()).Channel(place)
 
 
-def _module(modules: dict[str, str], transport: str) -> Any:
-    if transport not in modules:
+def _module(part: str, transport: str) -> Any:
+    if transport not in TRANSPORTS:
         raise ValueError(f"rpc: a transport must be one of {TRANSPORTS}; got {transport!r}.")
-    return _load(modules[transport], transport)
+    return _load(getattr(_MODULES[transport], part), transport)
 
 
 def _load(module: str, transport: str) -> Any:
