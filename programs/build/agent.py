@@ -15,11 +15,10 @@ from rlstack.agent import Agent
 from rlstack.agents import AGENTS
 from rlstack.checks import ActionKindError, WrongKindError
 from rlstack.families.normalised import normalised
-from rlstack.families.observing import View, observing
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.config.member_config import is_fixed
 from rlstack.references import Hook, call_factory, name_of, nearest
-from rlstack.types import EnvSpec
+from rlstack.types import EnvSpec, PyTree
 
 
 def make_agent(
@@ -53,8 +52,7 @@ def make_agent(
             "Decorate its class with rlstack.agents.register."
         )
     entry = AGENTS[type(cfg)]
-    hook = experiment.observation_processor
-    view = View(hook, spec.observation) if hook else None
+    obs_spec, shown = _shown(experiment, spec)
     network = (
         _Factory("network_factory", experiment.network_factory)
         if experiment.network_factory
@@ -65,7 +63,6 @@ def make_agent(
     if greedy or evaluating:
         epsilon = experiment.evaluator.epsilon if evaluating else 0.0
         policy = functools.partial(exploration.Greedy, epsilon)
-    obs_spec = spec.observation if view is None else view.seen_spec
     make = functools.partial(entry.agent, cfg, obs_spec, spec.action, network)
     try:
         agent = make(policy)
@@ -75,13 +72,23 @@ def make_agent(
         agent = make(functools.partial(_after, policy, after))
     if not (greedy or evaluating):
         _check_for_training(experiment, agent)
-    agent = normalised(agent, experiment.normalisation)
-    agent = agent if view is None else observing(agent, view)
+    agent = shown(normalised(agent, experiment.normalisation))
     if not experiment.replay.demonstrations or greedy or evaluating:
         return agent
     from rlstack.programs.build.demonstrations import demonstrated
 
     return demonstrated(experiment.replay, agent, spec)
+
+
+def _shown(experiment: Experiment, spec: EnvSpec) -> tuple[PyTree, Callable[[Agent], Agent]]:
+    """Returns the spec of what agents see of observations, and what wraps them so that they do."""
+    hook = experiment.observation_processor
+    if not hook:
+        return spec.observation, lambda agent: agent
+    from rlstack.families.observing import View, observing
+
+    view = View(hook, spec.observation)
+    return view.seen_spec, lambda agent: observing(agent, view)
 
 
 def _check_for_training(experiment: Experiment, agent: Agent) -> None:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from rlstack.checks import EnvError
 from rlstack.envs import AsyncEnv, SyncEnv
-from rlstack.envs.opponents import AsyncEnvWithOpponents, SyncEnvWithOpponents
-from rlstack.fused.acting import NOT_FINITE
-from rlstack.programs.build import opponents
 from rlstack.programs.build.seeds import role_seed
 from rlstack.programs.config.env_config import EnvConfig, OpponentsConfig
 from rlstack.programs.config.experiment import Experiment
 from rlstack.types import EnvSpec
 
-Pool = SyncEnv | AsyncEnv | SyncEnvWithOpponents | AsyncEnvWithOpponents
+if TYPE_CHECKING:  # imported where an experiment has opponents
+    from rlstack.envs.opponents import AsyncEnvWithOpponents, SyncEnvWithOpponents
+
+Pool: TypeAlias = "SyncEnv | AsyncEnv | SyncEnvWithOpponents | AsyncEnvWithOpponents"
 
 
 def make_env(
@@ -38,6 +38,8 @@ def make_env(
     """
     if not cfg.opponents.runs:
         return _make_pool(cfg, seed, step_info, first_index)
+    from rlstack.programs.build import opponents
+
     pool = _make_pool(opponents.config_of_games(cfg), seed, step_info, first_index)
     try:
         return opponents.add_opponents(pool, cfg, seed)
@@ -53,6 +55,8 @@ def fault_error(name: str, bad: np.ndarray) -> EnvError:
       name: the environments' name.
       bad: uint8 ``[B]``, the kinds of faults per environment; see `rlstack.fused.acting.faults`.
     """
+    from rlstack.fused.acting import NOT_FINITE
+
     not_finite = (bad & NOT_FINITE).astype(bool)
     ids = ", ".join(map(str, np.flatnonzero(not_finite if not_finite.any() else bad)))
     if not_finite.any():
@@ -108,6 +112,8 @@ def check_opponents(experiment: Experiment) -> None:
         ("eval_opponents", experiment.evaluation_env),
     ):
         if cfg.opponents.runs:
+            from rlstack.programs.build import opponents
+
             opponents.check_shares(cfg, f"env.{field}")
             small = dataclasses.replace(cfg, type="for_loop", num_envs=1, wait_num=0)
             with make_env(small, seed=0):

@@ -12,7 +12,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import numpy as np
@@ -21,8 +21,6 @@ from rlstack.acting.evaluator import Evaluation, Evaluator, Row, joined
 from rlstack.agent import Agent
 from rlstack.checks import WrongKindError
 from rlstack.configs.acting import EvaluatorConfig
-from rlstack.fused.acting import Actors, Played
-from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.programs.build.agent import make_agent
 from rlstack.programs.build.environments import Pool, fault_error, make_evaluation_env
 from rlstack.programs.build.seeds import role_key
@@ -31,6 +29,10 @@ from rlstack.programs.config.experiment import Experiment
 from rlstack.random.compiled_quickly import CompiledQuickly
 from rlstack.references import Hook, check_callable, load_hook, name_of
 from rlstack.types import EnvSpec, Params, PRNGKey
+
+if TYPE_CHECKING:  # imported for environments in JAX
+    from rlstack.fused.acting import Played
+    from rlstack.jax_envs.environment import BatchedEnv
 
 Found = TypeVar("Found")
 Shows = Callable[[int, int], None]  # the number of episodes that ended, and of all
@@ -200,6 +202,8 @@ class CompiledEvaluator(Evaluator):
 
     def _compiled(self, batch: BatchedEnv) -> tuple[Callable[..., Any], Callable[..., Any]]:
         finite = self._env_cfg.check_finite
+        from rlstack.fused.acting import Actors
+
         actors = Actors(self.agent, batch, self._num_envs, check_finite=finite)
         play = functools.partial(actors.play, most=_MOST_STEPS)
         return CompiledQuickly(actors.begin), jax.jit(play, donate_argnums=1)

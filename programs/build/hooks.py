@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlstack.acting.step_processor import Processor, Step, make_processor
 from rlstack.envs.watch import Limit, Watch
-from rlstack.families.observing import load_processor
 from rlstack.programs.build.evaluation import check_evaluator
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.session.endings import make_rules
 from rlstack.programs.session.own_loggers import check_loggers
 from rlstack.references import name_of
-from rlstack.replay.custom import make_sampler
+
+if TYPE_CHECKING:  # each module is imported by experiments that name such a hook
+    from rlstack.acting.step_processor import Processor, Step
 
 
 def check_hooks(experiment: Experiment) -> None:
@@ -28,8 +28,12 @@ def check_hooks(experiment: Experiment) -> None:
     if experiment.evaluator.factory:
         check_evaluator(experiment.evaluator.factory)
     if experiment.replay.sampler_factory:
+        from rlstack.replay.custom import make_sampler
+
         make_sampler(experiment.replay)
     if experiment.observation_processor:
+        from rlstack.families.observing import load_processor
+
         load_processor(experiment.observation_processor)
     make_step_processor(experiment)
 
@@ -43,6 +47,8 @@ def make_step_processor(experiment: Experiment) -> Processor | None:
     """
     if not experiment.step_processor:
         return None
+    from rlstack.acting.step_processor import make_processor
+
     processor = make_processor(experiment.step_processor, experiment.env.num_envs)
     watch = Watch(f"the step processor {name_of(experiment.step_processor)}", kind="")
     limit = Limit(experiment.env.step_timeout, "env.step_timeout")

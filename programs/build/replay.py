@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import jax
 import numpy as np
@@ -12,9 +12,11 @@ from rlstack.configs.replay import ReplayConfig
 from rlstack.programs.build.seeds import role_seed
 from rlstack.programs.config.experiment import Experiment
 from rlstack.replay import InProcessReplay, ReplayBuffer, bytes_needed
-from rlstack.replay.frame_stack import FrameStacks, StackedReplay
 from rlstack.replay.memory import check_memory
 from rlstack.types import Batch, Transition
+
+if TYPE_CHECKING:  # imported by experiments with stacked frames
+    from rlstack.replay.frame_stack import FrameStacks
 
 
 def make_replay(experiment: Experiment, spec: Transition) -> ReplayBuffer:
@@ -100,12 +102,18 @@ class Stored(NamedTuple):
         cfg = in_rounds(experiment)
         if not cfg.frame_stack:
             return cls(cfg, spec, None)
+        from rlstack.replay.frame_stack import FrameStacks
+
         stacks = FrameStacks(cfg, experiment.total_envs, spec)
         return cls(stacks.cfg, stacks.spec, stacks)
 
     def stacked(self, buffer: Any) -> Any:
         """Wraps a buffer or a writer, so that its users see whole stacks."""
-        return buffer if self.stacks is None else StackedReplay(self.stacks, buffer)
+        if self.stacks is None:
+            return buffer
+        from rlstack.replay.frame_stack import StackedReplay
+
+        return StackedReplay(self.stacks, buffer)
 
 
 def in_rounds(experiment: Experiment) -> ReplayConfig:

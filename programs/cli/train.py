@@ -12,7 +12,6 @@ from rlstack.programs.cli.options import UsageError, parse
 from rlstack.programs.config.env_config import Option
 from rlstack.programs.run import train
 from rlstack.programs.session.result import Result
-from rlstack.programs.study import space
 from rlstack.programs.study.study import PbtConfig, Study, is_study
 from rlstack.references import name_of
 
@@ -173,6 +172,8 @@ def _study(chosen: _TrainOptions, vary: Mapping[str, Sequence[Option]]) -> Study
     if not chosen.population:
         values = {name: tuple(words) for name, words in vary.items()}
         return Study(base, chosen.all_seeds or (base.seed,), values)
+    from rlstack.programs.study import space
+
     spaces = {name: space.from_words(name, words, base, "--vary") for name, words in vary.items()}
     seeds = tuple(range(base.seed, base.seed + chosen.population))
     return Study(base, seeds, spaces, chosen.pbt)

@@ -33,7 +33,6 @@ from rlstack.programs.session.callbacks import Callbacks, check_callback
 from rlstack.programs.session.display import ProgressDisplay
 from rlstack.programs.session.endings import BUDGETS, is_complete
 from rlstack.programs.session.profiling.profile import Profile, Updates, chosen_updates
-from rlstack.programs.session.profiling.summary import summary
 from rlstack.programs.session.progress import Progress, open_logs, resume_point
 from rlstack.programs.session.result import Result, read_result
 from rlstack.programs.session.run_config import read_config
@@ -280,6 +279,8 @@ def train_opened(
             from rlstack.programs.run.launch import run_program as run
         result = run(experiment, directory, start_from, display, profiled)
         if profiled is not None:
+            from rlstack.programs.session.profiling.summary import summary
+
             display.write_line(summary(directory))
         if note := _why_no_update(experiment, result):
             display.write_line(note)

@@ -14,13 +14,11 @@ import jax
 import numpy as np
 
 from rlstack.acting.inference import Inference, InferencerLike
-from rlstack.acting.inference_client import InferenceClient
-from rlstack.acting.inference_service import InferenceService
 from rlstack.acting.step_processor import ProcessedSteps, Processor
 from rlstack.agent import Agent
 from rlstack.networks.base import dummy_timestep
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
-from rlstack.rpc import Node, Stop, StoppedError, client_of, codec
+from rlstack.rpc import Node, Stop, StoppedError, client_of, codec, courier
 from rlstack.types import EnvSpec, Logs, LogWriter, PRNGKey, StepType, TimeStep, Transition
 
 _LAST = int(StepType.LAST)  # numpy compares with plain ints much faster than with enums
@@ -161,9 +159,12 @@ class Actor(Node):
     def _local_inferencer(
         self, inferencer: InferencerLike, replay_buffer: ReplayWriter | None, rank: int | None
     ) -> InferencerLike:
-        client = client_of(inferencer, InferenceService, name="inferencer")
-        if client is inferencer:
+        if not courier.is_client(inferencer):
             return inferencer
+        from rlstack.acting.inference_client import InferenceClient
+        from rlstack.acting.inference_service import InferenceService
+
+        client = client_of(inferencer, InferenceService, name="inferencer")
         # Answers contain the agent's own records; the steps in replay are made of them.
         codec.register(Inference)
         codec.register_records(getattr(replay_buffer, "spec", None))

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,6 @@ import numpy as np
 from rlstack.agent import Agent, EpochAgent
 from rlstack.configs.learner import LearnerConfig
 from rlstack.devices.placement import Placement
-from rlstack.learning.by_minibatch import CallByMinibatch, DividedCalls
-from rlstack.learning.by_share import can_be_divided
-from rlstack.learning.divided import DividedUpdate
 from rlstack.learning.update import OneCall, Update, Updated, in_thread
 from rlstack.networks import in_parts
 from rlstack.random.compiled_quickly import CompiledQuickly
@@ -347,10 +344,18 @@ def _begin(agent: Agent, rng_key: PRNGKey) -> tuple[Params, LearnerState]:
 
 
 def _compiled(cfg: LearnerConfig, agent: Agent, params: Params, placement: Placement) -> Update:
-    divides = placement.several and can_be_divided(agent.network)
-    if isinstance(agent, EpochAgent) and _takes_calls(cfg, params):
-        return (DividedCalls if divides else CallByMinibatch)(agent, placement)
+    calls, divides = isinstance(agent, EpochAgent) and _takes_calls(cfg, params), False
+    if placement.several:
+        from rlstack.learning.by_share import can_be_divided
+
+        divides = can_be_divided(agent.network)
+    if calls:
+        from rlstack.learning.by_minibatch import CallByMinibatch, DividedCalls
+
+        return (DividedCalls if divides else CallByMinibatch)(cast("EpochAgent", agent), placement)
     if divides:
+        from rlstack.learning.divided import DividedUpdate
+
         return DividedUpdate(agent, params, placement, check_finite=cfg.check_finite)
     return OneCall(agent, placement, check_finite=cfg.check_finite)
 

@@ -20,16 +20,12 @@ from rlstack.replay.base import (
     exceeds_samples_per_insert,
     explain_rule,
 )
-from rlstack.replay.custom import CustomSampler
 from rlstack.replay.memory import ring_shape
-from rlstack.replay.prioritized import Prioritized, checked_priorities
 from rlstack.replay.rounds import Round, Rounds
 from rlstack.replay.samplers import Fifo, Sampler, Uniform
 from rlstack.replay.step_counter import StepCounter
 from rlstack.replay.storage import StepRing
 from rlstack.types import Batch, Logs, PyTree, StepType, Trajectory
-
-_SAMPLERS: dict[str, type[Sampler]] = {"fifo": Fifo, "uniform": Uniform, "prioritized": Prioritized}
 
 
 class ItemTable:
@@ -76,9 +72,15 @@ class ItemTable:
         kept = cfg if drops else dataclasses.replace(cfg, max_size=max(cells, cfg.max_size))
         self.sampler: Sampler
         if cfg.sampler_factory:
+            from rlstack.replay.custom import CustomSampler
+
             self.sampler = CustomSampler(cfg, cells, seed, lambda: self.ring, self.counter)
+        elif cfg.sampler == "prioritized":
+            from rlstack.replay.prioritized import Prioritized
+
+            self.sampler = Prioritized(kept, cells, seed)
         else:
-            self.sampler = _SAMPLERS[cfg.sampler](kept, cells, seed)
+            self.sampler = (Fifo if cfg.sampler == "fifo" else Uniform)(kept, cells, seed)
         self.inserts = self.samples = 0
         self.version = -1
         self._checked = (-1, -1)  # version and inserts at the last search for stale items
@@ -291,6 +293,8 @@ class ItemTable:
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
         """Sets priorities of items by their keys; ignores items no longer held."""
+        from rlstack.replay.prioritized import checked_priorities
+
         keys, priorities = checked_priorities(self._where, keys, priorities)
         self.sampler.update(keys.astype(np.int64), priorities)
 
