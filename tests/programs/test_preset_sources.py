@@ -476,6 +476,8 @@ SOURCES = [
             "agent.optimizer.final_learning_rate": 5e-5,
             "agent.target_rate": 0.005,
             "agent.temperature": 0.01,
+            "agent.discount": 0.995,  # 1 - 5 / 1,000 steps of an episode
+            "agent.num_critics": 2,  # in tasks whose episodes end early
             "agent.min_value": -5.0,
             "agent.max_value": 5.0,
             "hopper-simba agent.target_entropy": -0.5 * 3,
@@ -490,6 +492,40 @@ SOURCES = [
             "updates a frame": (1.0, "half of the time"),
             "replay.max_size": (500_000, "all frames"),
             "env.num_envs": (4, "more frames a second"),
+        },
+    ),
+    Source(
+        (f"{GITHUB}younggyoseo/FastTD3",),
+        ("brax-halfcheetah-fasttd3",),
+        {
+            "env.num_envs": 1_024,
+            "updates a frame": 2 / 1_024,
+            "replay.batch_size": 32_768,
+            "replay.unroll_length": 3,
+            "replay.max_size": 1_024 * 10 * 1_024,
+            "replay.min_size": 11 * 1_024,
+            "agent.discount": 0.97,
+            "agent.target_rate": 0.1,
+            "agent.least_noise_scale": 0.1,
+            "agent.noise_scale": 0.4,
+            "agent.target_noise": 0.1,
+            "agent.target_noise_clip": 0.5,
+            "agent.policy_period": 2,
+            "agent.min_value": -500.0,
+            "agent.max_value": 500.0,
+            "agent.clipped": True,
+            "agent.optimizer.name": "adamw",
+            "agent.optimizer.learning_rate": 3e-4,
+            "agent.optimizer.weight_decay": 0.1,
+            "network.num_atoms": 101,
+            "network.hidden_sizes": (512, 256, 128),
+            "network.critic.hidden_sizes": (1_024, 512, 256),
+            "normalisation.observations": True,
+            "normalisation.reward_scale": 1.0,
+        },
+        {
+            "replay.max_size": (1_000_000, "memory"),
+            "normalisation.reward_scale": (0.1, "rewards are ten times as large"),
         },
     ),
     Source(
@@ -571,6 +607,7 @@ WITHOUT_SOURCE = {
     *("brax-ant-ppo", "pendulum-crossq", "pendulum-tqc", "pendulum-simba", "pendulum-redq"),
     *("pendulum-droq", "pendulum-d4pg", "pendulum-mpo", "cartpole-mpo", "cartpole-vmpo"),
     *("pendulum-vmpo", "cartpole-ppg", "deepsea-rnd", "deepsea-rnd-dqn"),
+    "pendulum-fasttd3",
     *("cartpole-cql", "pendulum-gail", "pendulum-sqil"),
 }
 
