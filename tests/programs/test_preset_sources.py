@@ -10,7 +10,7 @@ import pytest
 from rlstack.agents.ppo import PPOConfig
 from rlstack.agents.pqn import PQNConfig
 from rlstack.programs.config.presets import PRESETS, preset
-from tests.programs.offline_sources import OFFLINE
+from tests.programs.more_sources import MORE
 
 GITHUB = "https://github.com/"
 
@@ -495,40 +495,6 @@ SOURCES = [
         },
     ),
     Source(
-        (f"{GITHUB}younggyoseo/FastTD3",),
-        ("brax-halfcheetah-fasttd3",),
-        {
-            "env.num_envs": 1_024,
-            "updates a frame": 2 / 1_024,
-            "replay.batch_size": 32_768,
-            "replay.unroll_length": 3,
-            "replay.max_size": 1_024 * 10 * 1_024,
-            "replay.min_size": 11 * 1_024,
-            "agent.discount": 0.97,
-            "agent.target_rate": 0.1,
-            "agent.least_noise_scale": 0.1,
-            "agent.noise_scale": 0.4,
-            "agent.target_noise": 0.1,
-            "agent.target_noise_clip": 0.5,
-            "agent.policy_period": 2,
-            "agent.min_value": -500.0,
-            "agent.max_value": 500.0,
-            "agent.clipped": True,
-            "agent.optimizer.name": "adamw",
-            "agent.optimizer.learning_rate": 3e-4,
-            "agent.optimizer.weight_decay": 0.1,
-            "network.num_atoms": 101,
-            "network.hidden_sizes": (512, 256, 128),
-            "network.critic.hidden_sizes": (1_024, 512, 256),
-            "normalisation.observations": True,
-            "normalisation.reward_scale": 1.0,
-        },
-        {
-            "replay.max_size": (1_000_000, "memory"),
-            "normalisation.reward_scale": (0.1, "rewards are ten times as large"),
-        },
-    ),
-    Source(
         ("https://arxiv.org/abs/1812.05905",),
         ("brax-inverted-double-pendulum-sac",),
         {
@@ -590,7 +556,7 @@ SOURCES = [
             "env.eval_options.reward_clip": False,
         },
     ),
-    *(Source(*row) for row in OFFLINE),
+    *(Source(*row) for row in MORE),
 ]
 
 # Their text names no program or paper with constants of its own; another preset's, or none.

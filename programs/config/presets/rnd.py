@@ -32,7 +32,7 @@ def deepsea_rnd(name: str) -> Experiment:
         agent,
         EnvConfig("DeepSea-bsuite", num_envs=32, type="jax", options={"size": 20}),
         unroll_length=64,
-        frames=400_000,
+        frames=200_000,
         topology="fused",
         evaluator=EvaluatorConfig(episodes=32, num_envs=32),
     )
