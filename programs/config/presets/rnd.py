@@ -13,12 +13,14 @@ from rlstack.optimizers import OptimizerConfig
 from rlstack.programs.config.experiment import EnvConfig, Experiment
 from rlstack.programs.config.presets.registry import on_policy, preset, transitions
 
+_DEEP_SEA = "rlstack.jax_envs.toy:DeepSea"
+
 
 @preset
 def deepsea_rnd(name: str) -> Experiment:
     """Deep Sea of 20 x 20 by PPO with a bonus: 1 of 2^20 sequences of actions finds the treasure.
 
-    The environment is gymnax's. With --agent.intrinsic-weight 0 it is PPO alone, which ends at 0.
+    With --agent.intrinsic-weight 0 it is PPO alone, which ends at 0.
     """
     agent = RNDConfig(
         discount=0.999,
@@ -30,7 +32,7 @@ def deepsea_rnd(name: str) -> Experiment:
     return on_policy(
         name,
         agent,
-        EnvConfig("DeepSea-bsuite", num_envs=32, type="jax", options={"size": 20}),
+        EnvConfig(_DEEP_SEA, num_envs=32, type="jax", options={"size": 20}),
         unroll_length=64,
         frames=200_000,
         topology="fused",
@@ -52,7 +54,7 @@ def deepsea_rnd_dqn(name: str) -> Experiment:
     return Experiment(
         preset=name,
         agent=agent,
-        env=EnvConfig("DeepSea-bsuite", num_envs=8, type="jax", options={"size": 20}),
+        env=EnvConfig(_DEEP_SEA, num_envs=8, type="jax", options={"size": 20}),
         topology="fused",
         network=NetworkConfig(activation="relu"),
         replay=transitions(128, max_size=50_000, min_size=1_000, updates_per_frame=0.25),
