@@ -28,7 +28,7 @@ from rlstack.math.n_step import n_step
 from rlstack.networks import deterministic_policy_and_critic
 from rlstack.optimizers import component_optimizer, optimizer_step
 from rlstack.stateful_params import moved_towards, training, weights_of, with_weights
-from rlstack.types import Array, Batch, LearnerOutput, Logs, Params, PRNGKey, PyTree
+from rlstack.types import Array, Batch, LearnerOutput, Logs, Params, PRNGKey, PyTree, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,10 +118,7 @@ class TD3(DeterministicAgent):
     ) -> tuple[Array, tuple[Logs, Array]]:
         """Returns the critics' weighted loss, (logs, mean ``|TD errors|`` ``[B]``)."""
         transition = n_step(batch.trajectory, self.cfg.discount)
-        end_action = self.policy_action(target_params.policy, transition.end)
-        noise = self.cfg.target_noise * jax.random.normal(rng_key, end_action.shape)
-        noise = jnp.clip(noise, -self.cfg.target_noise_clip, self.cfg.target_noise_clip)
-        end_action = jnp.clip(end_action + noise, -1.0, 1.0)
+        end_action = self.smoothed_action(rng_key, target_params.policy, transition.end)
         end_value = self.critic_values(target_params.critics, transition.end, end_action).min(1)
         target = jax.lax.stop_gradient(transition.reward + transition.discount * end_value)
 
@@ -132,6 +129,13 @@ class TD3(DeterministicAgent):
         loss = jnp.mean(batch.weights * 0.5 * jnp.square(td_errors).sum(-1))
         errors = jnp.abs(td_errors).mean(-1)
         return loss, ({"loss": loss, "value": jnp.mean(taken), "td_error": errors.mean()}, errors)
+
+    def smoothed_action(self, rng_key: PRNGKey, policy: Params, timestep: TimeStep) -> Array:
+        """Returns the policy's action with clipped noise, in [-1, 1], ``[B, D]``."""
+        action = self.policy_action(policy, timestep)
+        noise = self.cfg.target_noise * jax.random.normal(rng_key, action.shape)
+        noise = jnp.clip(noise, -self.cfg.target_noise_clip, self.cfg.target_noise_clip)
+        return jnp.clip(action + noise, -1.0, 1.0)
 
     def policy_loss(self, policy: Params, critics: Params, batch: Batch) -> Array:
         """Returns minus the mean value, by the first critic, of the policy's actions."""

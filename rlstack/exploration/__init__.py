@@ -29,6 +29,7 @@ from rlstack.exploration.policies import (
 from rlstack.exploration.schedules import (
     Constant,
     Counts,
+    DrawnByEpisode,
     EpsilonLadder,
     Exponential,
     Linear,
@@ -47,6 +48,7 @@ __all__ = [
     "After",
     "Constant",
     "Counts",
+    "DrawnByEpisode",
     "EpsilonGreedy",
     "EpsilonLadder",
     "Exponential",

@@ -227,3 +227,36 @@ class EpsilonLadder(Checked):
                 "EpsilonLadder: the counts must have env_ids; got None. Start from initial_counts."
             )
         return epsilon_ladder(counts.env_ids % self.num_envs, self.num_envs, self.base, self.alpha)
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawnByEpisode(Checked):
+    """A schedule that gives every environment its own value in each episode, drawn uniformly.
+
+    The draws are functions of the environment's id and the number of its episodes, so they are the
+    same in every run.
+    """
+
+    minimum: float
+    "The smallest value."
+    maximum: float
+    "The largest value."
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        below = self.minimum <= self.maximum
+        self.require("minimum", below, f"at most maximum ({self.maximum})")
+
+    def __call__(self, counts: Counts) -> Array:
+        """Returns [B] float32."""
+        if counts.env_ids is None:
+            raise ValueError(
+                "DrawnByEpisode: the counts must have env_ids; got None. Start from initial_counts."
+            )
+
+        def draw(env_id: Array, episode: Array) -> Array:
+            key = jax.random.fold_in(jax.random.PRNGKey(0), env_id)
+            return jax.random.uniform(jax.random.fold_in(key, episode))
+
+        share = jax.vmap(draw)(jnp.asarray(counts.env_ids), jnp.asarray(counts.episodes))
+        return self.minimum + (self.maximum - self.minimum) * share

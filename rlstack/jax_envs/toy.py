@@ -1,4 +1,4 @@
-"""A small environment in JAX with a known answer, for first experiments and measurements."""
+"""Small environments in JAX with known answers, for first experiments and measurements."""
 
 from __future__ import annotations
 
@@ -60,3 +60,52 @@ class Catch:
     def _board(self, state: CatchState) -> Array:
         board = jnp.zeros((self._rows, self._columns), jnp.float32)
         return board.at[state.row, state.column].set(1.0).at[-1, state.paddle].set(1.0)
+
+
+class DeepSeaState(NamedTuple):
+    """The place of the diver."""
+
+    row: Array  # [] int32
+    column: Array  # [] int32
+
+
+class DeepSea:
+    """A diver sinks one row per step, and swims to the left or, at a small cost, to the right.
+
+    The treasure is at the end of the last column: only the one episode that always swims to the
+    right finds it, and has a return of 0.99. It is Deep Sea of bsuite (Osband et al. 2020,
+    https://arxiv.org/abs/1908.03568), deterministic and with the same actions in each row.
+    """
+
+    def __init__(self, size: int = 20):
+        if size < 2:
+            raise ValueError(f"DeepSea: size must be at least 2; got {size}.")
+        self._size = size
+
+    def observation_spec(self) -> specs.BoundedArray:
+        """Returns the spec of the board, which is empty when an episode has ended."""
+        return specs.BoundedArray((self._size, self._size), np.float32, 0.0, 1.0, "board")
+
+    def action_spec(self) -> specs.DiscreteArray:
+        """Returns the spec of the two moves: left, right."""
+        return specs.DiscreteArray(2, np.int32, "move")
+
+    def reset(self, rng_key: PRNGKey) -> tuple[DeepSeaState, Array]:
+        """Puts the diver at the top left."""
+        del rng_key
+        state = DeepSeaState(jnp.int32(0), jnp.int32(0))
+        return state, self._board(state)
+
+    def step(self, rng_key: PRNGKey, state: DeepSeaState, action: Array) -> Outcome:
+        """Moves the diver one row down and one column aside."""
+        del rng_key
+        right = action == 1
+        found = right & (state.column == self._size - 1)
+        reward = jnp.where(found, 1.0, 0.0) - jnp.where(right, 0.01 / self._size, 0.0)
+        column = jnp.clip(state.column + jnp.where(right, 1, -1), 0, self._size - 1)
+        state = DeepSeaState(state.row + 1, column)
+        return Outcome(state, self._board(state), reward, state.row == self._size, False)
+
+    def _board(self, state: DeepSeaState) -> Array:
+        board = jnp.zeros((self._size, self._size), jnp.float32)
+        return board.at[state.row, state.column].set(1.0, mode="drop")

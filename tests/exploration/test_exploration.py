@@ -181,6 +181,8 @@ def test_policies_name_what_they_cannot_do():
         ex.UniformNoise(0.1).bounded_by({})
     with pytest.raises(ValueError, match="the counts must have env_ids; got None"):
         ex.EpsilonLadder(3)(progress._replace(env_ids=None))
+    with pytest.raises(ValueError, match="DrawnByEpisode: the counts must have env_ids; got None"):
+        ex.DrawnByEpisode(0.0, 1.0)(progress._replace(env_ids=None))
 
 
 def test_schedules_by_hand():
@@ -192,7 +194,8 @@ def test_schedules_by_hand():
     np.testing.assert_allclose(points(counts([0, 10, 15, 20, 30, 99])), [1, 1, 0.75, 0.5, 0.25, 0])
     halves = ex.Exponential(1.0, 0.2, 10)
     np.testing.assert_allclose(halves(counts([0, 10, 20])), [1.0, 0.6, 0.4], rtol=1e-6)
-    for schedule in (ex.Constant(0.3), linear, points, halves, ex.EpsilonLadder(5)):
+    others = ex.Constant(0.3), ex.EpsilonLadder(5), ex.DrawnByEpisode(0.0, 1.0)
+    for schedule in (*others, linear, points, halves):
         assert pickle.loads(pickle.dumps(schedule)) == schedule
         got = jax.jit(schedule)(steps)
         assert got.shape == (5,) and got.dtype == np.float32
@@ -216,6 +219,21 @@ def test_epsilon_ladder():
     np.testing.assert_allclose(ex.epsilon_ladder(0, 1), 0.4, rtol=1e-6)
     got = ex.EpsilonLadder(3)(counts(np.zeros(6)))
     np.testing.assert_allclose(got, np.tile(ex.epsilon_ladder(np.arange(3), 3), 2), rtol=1e-6)
+
+
+def test_values_drawn_by_episode_are_uniform_and_functions_of_environment_and_episode():
+    schedule = ex.DrawnByEpisode(2.0, 6.0)
+    grid = [
+        np.asarray(schedule(counts(np.full(500, step), episodes=np.full(500, episode))))
+        for step, episode in ((0, 0), (70, 0), (99, 1))
+    ]
+    np.testing.assert_array_equal(grid[0], grid[1])  # the same within an episode
+    assert abs(np.corrcoef(grid[0], grid[2])[0, 1]) < 0.2
+    for drawn in grid:
+        assert drawn.min() >= 2 and drawn.max() < 6
+        np.testing.assert_allclose(drawn.mean(), 4.0, atol=0.2)
+        np.testing.assert_allclose(drawn.var(), 16 / 12, atol=0.15)
+    np.testing.assert_array_equal(ex.DrawnByEpisode(0.3, 0.3)(counts([5, 6])), np.float32(0.3))
 
 
 def test_counts_are_found_and_numbered_anywhere_in_a_state():
@@ -286,6 +304,7 @@ def test_counts_follow_the_episodes():
         (lambda: ex.Linear(1.0, 0.0, 1, num_envs=0), "num_envs must be positive"),
         (lambda: ex.Exponential(1.0, 0.0, 0), "half_life must be positive"),
         (lambda: ex.EpsilonLadder(0), "num_envs must be positive"),
+        (lambda: ex.DrawnByEpisode(1.0, 0.5), "minimum must be at most maximum"),
         (lambda: ex.EpsilonLadder(2, base=0.0), "base must be in"),
         (lambda: ex.EpsilonLadder(2, alpha=-1.0), "alpha must be at least 0"),
         (lambda: ex.EpsilonGreedy(1.5), "epsilon must be in"),

@@ -15,6 +15,7 @@ from rlstack.envs import SyncEnv
 from rlstack.imports import versions
 from rlstack.jax_envs.libraries.from_gymnax import GymnaxEnv, make_gymnax
 from rlstack.jax_envs.libraries.limits import check_limit
+from rlstack.jax_envs.toy import DeepSea
 from rlstack.types import StepType
 
 FIRST, MID, LAST = map(int, StepType)
@@ -108,6 +109,19 @@ def test_observations_of_bsuite_have_the_dtype_of_their_spec(name):
         for _ in range(3):
             assert timestep.observation.dtype == env.spec.observation.dtype == np.float32
             timestep = env.step(np.zeros(2, np.int32))
+
+
+def test_deep_sea_is_that_of_gymnax():
+    rng, options = np.random.default_rng(0), {"size": 5}
+    with (
+        SyncEnv(DeepSea, 32, "jax", options=options) as own,
+        SyncEnv("DeepSea-bsuite", 32, "jax", options=options) as other,
+    ):
+        found, wanted = own.reset(), other.reset()
+        for _ in range(30):
+            jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), found, wanted)
+            action = rng.choice(2, 32, p=[0.3, 0.7]).astype(np.int32)
+            found, wanted = own.step(action), other.step(action)
 
 
 def test_continuous_actions():

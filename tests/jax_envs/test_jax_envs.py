@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rlstack.checks import EnvError, WrongKindError
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.jax_envs.environment import BatchedEnv, Outcome
+from rlstack.jax_envs.toy import DeepSea
 from rlstack.types import StepType
 from tests.jax_envs import toy
 
@@ -18,6 +19,7 @@ _LATER = [pytest.mark.slow, pytest.mark.chosen]
 TOYS = [
     toy.MaskedDict,
     *(pytest.param(kind, marks=_LATER) for kind in (toy.Catch, toy.MemoryCue, toy.MultiDiscrete)),
+    pytest.param(DeepSea, marks=_LATER),
     toy.PointMass,
 ]
 FIRST, MID, LAST = map(int, StepType)
@@ -131,6 +133,27 @@ def _random(rng, spec, rows):
     if np.issubdtype(spec.dtype, np.integer):
         return rng.integers(low, high + 1, (rows, *spec.shape)).astype(spec.dtype)
     return rng.uniform(low, high, (rows, *spec.shape)).astype(spec.dtype)
+
+
+def test_deep_sea_rewards_the_one_way_to_the_treasure():
+    moves = np.array([[1, 1, 1], [1, 0, 1], [0, 0, 0]], np.int32)  # of three environments
+    with SyncEnv(DeepSea, 3, "jax", options={"size": 3}) as env:
+        first = env.reset()
+        assert first.observation[:, 0, 0].tolist() == [1, 1, 1]
+        steps = [env.step(column) for column in moves.T]
+    cost = 0.01 / 3
+    np.testing.assert_allclose(
+        np.stack([s.reward for s in steps], axis=1),
+        [[-cost, -cost, 1 - cost], [-cost, 0, -cost], [0, 0, 0]],
+        rtol=1e-5,
+    )
+    places = [[int(np.argmax(board)) for board in s.observation] for s in steps[:2]]
+    assert places == [[4, 4, 3], [8, 6, 6]]  # row * 3 + column
+    assert not steps[2].observation.any()
+    assert [s.step_type.tolist() for s in steps] == [[MID] * 3, [MID] * 3, [LAST] * 3]
+    assert steps[2].discount.tolist() == [0, 0, 0]
+    with pytest.raises(ValueError, match="DeepSea: size must be at least 2; got 1"):
+        DeepSea(1)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from rlstack.agents.ppo import PPOConfig
 from rlstack.agents.pqn import PQNConfig
 from rlstack.programs.config.presets import PRESETS, preset
-from tests.programs.offline_sources import OFFLINE
+from tests.programs.more_sources import MORE
 
 GITHUB = "https://github.com/"
 
@@ -476,6 +476,8 @@ SOURCES = [
             "agent.optimizer.final_learning_rate": 5e-5,
             "agent.target_rate": 0.005,
             "agent.temperature": 0.01,
+            "agent.discount": 0.995,  # 1 - 5 / 1,000 steps of an episode
+            "agent.num_critics": 2,  # in tasks whose episodes end early
             "agent.min_value": -5.0,
             "agent.max_value": 5.0,
             "hopper-simba agent.target_entropy": -0.5 * 3,
@@ -554,7 +556,7 @@ SOURCES = [
             "env.eval_options.reward_clip": False,
         },
     ),
-    *(Source(*row) for row in OFFLINE),
+    *(Source(*row) for row in MORE),
 ]
 
 # Their text names no program or paper with constants of its own; another preset's, or none.
@@ -570,7 +572,8 @@ WITHOUT_SOURCE = {
     *("supply-chain-policies", "brax-inverted-double-pendulum-ppo", "brax-halfcheetah-ppo"),
     *("brax-ant-ppo", "pendulum-crossq", "pendulum-tqc", "pendulum-simba", "pendulum-redq"),
     *("pendulum-droq", "pendulum-d4pg", "pendulum-mpo", "cartpole-mpo", "cartpole-vmpo"),
-    *("pendulum-vmpo", "cartpole-ppg"),
+    *("pendulum-vmpo", "cartpole-ppg", "deepsea-rnd", "deepsea-rnd-dqn"),
+    "pendulum-fasttd3",
     *("cartpole-cql", "pendulum-gail", "pendulum-sqil"),
 }
 

@@ -171,6 +171,7 @@ def _simba(name: str, env: str, num_actions: int) -> Experiment:
         learning_rate=1e-4, final_learning_rate=5e-5, anneal_steps=500_000, eps=1e-8
     )
     agent = CategoricalSACConfig(
+        discount=0.995,
         temperature=0.01,
         target_entropy=-0.5 * num_actions,
         min_value=-5.0,

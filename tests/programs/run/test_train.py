@@ -128,6 +128,7 @@ _LATER = [pytest.mark.slow, pytest.mark.chosen]
         pytest.param("cartpole-mpo", "cpp", {}, marks=pytest.mark.slow),
         pytest.param("pendulum-crossq", "cpp", {}, marks=_LATER),
         pytest.param("pendulum-simba", "cpp", {}, marks=pytest.mark.slow),
+        pytest.param("deepsea-rnd", "jax", {}, marks=_LATER),  # the bonus too
     ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, name, env_type, options):

@@ -1,11 +1,45 @@
-"""The constants of the sources of presets from recorded data, for `test_preset_sources`.
+"""The constants of the sources of some presets, for `test_preset_sources`, which has the others.
 
 A row has the addresses, the presets, the constants by path, and the presets' own numbers with the
 reason.
 """
 
 GITHUB = "https://github.com/"
-OFFLINE = [
+MORE = [
+    (
+        (f"{GITHUB}younggyoseo/FastTD3",),
+        ("brax-halfcheetah-fasttd3",),
+        {
+            "env.num_envs": 1_024,
+            "updates a frame": 2 / 1_024,
+            "replay.batch_size": 32_768,
+            "replay.unroll_length": 3,
+            "replay.max_size": 1_024 * 10 * 1_024,
+            "replay.min_size": 11 * 1_024,
+            "agent.discount": 0.97,
+            "agent.target_rate": 0.1,
+            "agent.least_noise_scale": 0.1,
+            "agent.noise_scale": 0.4,
+            "agent.target_noise": 0.1,
+            "agent.target_noise_clip": 0.5,
+            "agent.policy_period": 2,
+            "agent.min_value": -500.0,
+            "agent.max_value": 500.0,
+            "agent.clipped": True,
+            "agent.optimizer.name": "adamw",
+            "agent.optimizer.learning_rate": 3e-4,
+            "agent.optimizer.weight_decay": 0.1,
+            "network.num_atoms": 101,
+            "network.hidden_sizes": (512, 256, 128),
+            "network.critic.hidden_sizes": (1_024, 512, 256),
+            "normalisation.observations": True,
+            "normalisation.reward_scale": 1.0,
+        },
+        {
+            "replay.max_size": (1_000_000, "memory"),
+            "normalisation.reward_scale": (0.1, "rewards are ten times as large"),
+        },
+    ),
     (
         (f"{GITHUB}ikostrikov/implicit_q_learning/blob/master/configs/mujoco_config.py",),
         ("hopper-iql", "halfcheetah-iql"),
