@@ -6,6 +6,7 @@ functions to `from_functions`. `rlstack.networks.adapters` takes models of Flax 
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -115,9 +116,45 @@ def from_functions(
     return Network(first_params, apply_once, unroll, lambda batch_size: ())
 
 
+class SequenceCore(hk.Module):
+    """A recurrent core over whole sequences, such as one with a parallel scan.
+
+    An ``hk.RNNCore`` is a function of one step instead; `recurrent` takes both. One step is a
+    sequence of length 1.
+    """
+
+    @abc.abstractmethod
+    def initial_state(self, batch_size: int) -> AgentState:
+        """Returns the state before an episode, ``[B, ...]``, all zeros."""
+
+    @abc.abstractmethod
+    def __call__(
+        self, features: PyTree, first: jax.Array, state: AgentState
+    ) -> tuple[PyTree, AgentState]:
+        """Returns the outputs and the state after the last step.
+
+        Args:
+          features: arrays ``[T, B, ...]``.
+          first: bool ``[T, B]``, where an episode begins. Nothing before it may reach its outputs.
+          state: ``[B, ...]``, before the first step.
+        """
+
+
+Core = hk.RNNCore | SequenceCore
+
+
+def unrolled(
+    core: Core, features: PyTree, first: jax.Array, state: AgentState
+) -> tuple[PyTree, AgentState]:
+    """Runs either kind of core as `SequenceCore` says; call it inside a Haiku transform."""
+    if isinstance(core, SequenceCore):
+        return core(features, first, state)
+    return hk.dynamic_unroll(hk.ResetCore(core), (features, first), state, reverse=False)
+
+
 def recurrent(
     encode: Callable[[PyTree], PyTree],
-    core: Callable[[], hk.RNNCore],
+    core: Callable[[], Core],
     decode: Callable[[PyTree, PyTree], PyTree],
     obs_spec: PyTree,
 ) -> Network:
@@ -133,9 +170,7 @@ def recurrent(
 
     def forward(timestep: TimeStep, state: AgentState) -> tuple[PyTree, AgentState]:
         features = hk.BatchApply(encode)(timestep.observation)
-        hidden, state = hk.dynamic_unroll(
-            hk.ResetCore(core()), (features, timestep.first()), state, reverse=False
-        )
+        hidden, state = unrolled(core(), features, timestep.first(), state)
         return as_float32(hk.BatchApply(decode)(hidden, timestep.observation)), state
 
     transformed = hk.transform(forward)
