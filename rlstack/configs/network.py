@@ -141,13 +141,11 @@ class NetworkConfig(Checked):
         self.require_finite("policy_log_std")
         self.require_at_least(1, "num_cosines", "core_size", "core_layers")
         self.require_at_least(1, "core_memory", "core_heads")
-        if self.core == "gtrxl":
-            even = self.core_size % self.core_heads == 0
-            self.require("core_heads", even, f"a divisor of core_size {self.core_size}")
-        elif self.critic.core != "gtrxl":
+        parts = {"s5": 2, "gtrxl": self.core_heads}.get(self.core, 1)
+        rule = f"a multiple of {parts} for the core {self.core}"
+        self.require("core_size", self.core_size % parts == 0, rule)
+        if "gtrxl" not in (self.core, self.critic.core):
             self.require_unused("cores other than gtrxl", "core_memory", "core_heads")
-        even = self.core != "s5" or self.core_size % 2 == 0
-        self.require("core_size", even, "even for s5, whose state is complex numbers")
         self.require("batch_norm_decay", 0 <= self.batch_norm_decay < 1, "in [0, 1)")
         self.require("dropout", 0 <= self.dropout < 1, "in [0, 1)")
         plain = not (self.noisy_sigma and self.has_state)

@@ -14,7 +14,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
-from rlstack.types import AgentState, Params, PRNGKey, PyTree, TimeStep
+from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep
 
 
 class ActorCriticOutput(NamedTuple):
@@ -129,7 +129,7 @@ class SequenceCore(hk.Module):
 
     @abc.abstractmethod
     def __call__(
-        self, features: PyTree, first: jax.Array, state: AgentState
+        self, features: PyTree, first: Array, state: AgentState
     ) -> tuple[PyTree, AgentState]:
         """Returns the outputs and the state after the last step.
 
@@ -144,12 +144,13 @@ Core = hk.RNNCore | SequenceCore
 
 
 def unrolled(
-    core: Core, features: PyTree, first: jax.Array, state: AgentState
+    core: Core, features: PyTree, first: Array, state: AgentState
 ) -> tuple[PyTree, AgentState]:
     """Runs either kind of core as `SequenceCore` says; call it inside a Haiku transform."""
-    if isinstance(core, SequenceCore):
-        return core(features, first, state)
-    return hk.dynamic_unroll(hk.ResetCore(core), (features, first), state, reverse=False)
+    if isinstance(core, hk.RNNCore):
+        return hk.dynamic_unroll(hk.ResetCore(core), (features, first), state, reverse=False)
+    whole: Any = core  # mypy does not see that it is a SequenceCore
+    return whole(features, first, state)
 
 
 def recurrent(

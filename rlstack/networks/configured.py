@@ -29,7 +29,7 @@ from rlstack.networks.torsos import (
     observation_entries,
     observation_features,
 )
-from rlstack.types import PyTree
+from rlstack.types import Array, PyTree
 
 
 def feed_forward_of(
@@ -216,7 +216,7 @@ class TwoCores(SequenceCore):
             core_of(of_critic, "value_core") if of_critic.core != "none" else None,
         )
 
-    def __call__(self, features: Any, first: jax.Array, state: Any) -> tuple[Any, Any]:
+    def __call__(self, features: Any, first: Array, state: Any) -> tuple[Any, Any]:
         """Maps a pair of ``[T, B, D]`` and a pair of states to pairs; without a core, to itself."""
         triples = zip(self._cores, features, state, strict=True)
         found = [unrolled(core, x, first, old) if core else (x, old) for core, x, old in triples]

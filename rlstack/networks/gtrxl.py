@@ -15,6 +15,7 @@ import numpy as np
 
 from rlstack.networks.base import SequenceCore
 from rlstack.networks.layers.linear import Linear
+from rlstack.types import Array
 
 _GATE_BIAS = 2.0  # b_g of the paper: the first gates let the input pass
 _MASKED = -1e9
@@ -60,7 +61,7 @@ class GTrXL(SequenceCore):
         return Memory(jnp.zeros(shape), jnp.zeros(batch_size, jnp.int32))
 
     def __call__(
-        self, features: jax.Array, first: jax.Array, state: Memory
+        self, features: jax.Array, first: Array, state: Memory
     ) -> tuple[jax.Array, Memory]:
         """Maps ``[T, B, D]`` to ``[T, B, size]``; see `SequenceCore`."""
         x = Linear(self._size, name="input")(jnp.swapaxes(features, 0, 1))
@@ -128,7 +129,7 @@ def _norm(name: str) -> hk.LayerNorm:
     return hk.LayerNorm(-1, create_scale=True, create_offset=True, name=name)
 
 
-def _episodes(first: jax.Array, length: jax.Array, memory: int) -> jax.Array:
+def _episodes(first: Array, length: jax.Array, memory: int) -> jax.Array:
     """Numbers the episodes of the steps of memory and sequence, int32 ``[B, M + T]``.
 
     The episode of the state is 0; empty places of the memory are -1.
@@ -143,7 +144,7 @@ def _visible(episode: jax.Array, memory: int) -> jax.Array:
     length = episode.shape[1] - memory
     distance = memory + np.arange(length)[:, None] - np.arange(memory + length)
     near = (distance >= 0) & (distance <= memory)
-    return near & (episode[:, memory:, None] == episode[:, None, :])
+    return jnp.asarray(near) & (episode[:, memory:, None] == episode[:, None, :])
 
 
 def _positions(memory: int, size: int) -> np.ndarray:

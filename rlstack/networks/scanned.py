@@ -10,7 +10,7 @@ Reinforcement Learning", https://arxiv.org/abs/2303.03982).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import haiku as hk
@@ -20,7 +20,7 @@ import numpy as np
 
 from rlstack.networks.base import SequenceCore
 from rlstack.networks.layers.linear import Linear
-from rlstack.types import PRNGKey
+from rlstack.types import Array, PRNGKey
 
 _LONGEST = 1000.0  # steps for which the first gates of minGRU keep an input
 _STEPS = (1e-3, 1e-1)  # the first lengths of a step of S5
@@ -116,16 +116,16 @@ class ScannedCore(SequenceCore):
         return (jnp.zeros((batch_size, self._size)),) * self._num_layers
 
     def __call__(
-        self, features: jax.Array, first: jax.Array, state: tuple[jax.Array, ...]
+        self, features: jax.Array, first: Array, state: tuple[jax.Array, ...]
     ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         """Maps ``[T, B, D]`` to ``[T, B, size]``; see `SequenceCore`."""
-        x, after = features, []
+        x, keeps, after = features, jnp.logical_not(first)[..., None], []
         if x.shape[-1] != self._size:
             x = Linear(self._size, name="input")(x)
         for layer, before in enumerate(state):
             with hk.name_scope(f"layer_{layer}"):
                 normed = hk.LayerNorm(-1, create_scale=True, create_offset=True, name="norm")(x)
-                found, new = self._recurrence(normed, ~first[..., None], before)
+                found, new = self._recurrence(normed, keeps, before)
             x = x + found
             after.append(new)
         return x, tuple(after)
@@ -147,7 +147,7 @@ def min_gru(x: jax.Array, keeps: jax.Array, state: jax.Array) -> tuple[jax.Array
     return found, found[-1]
 
 
-def _first_gates(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+def _first_gates(shape: Sequence[int], dtype: Any) -> jax.Array:
     """Returns the biases of the gate, and zeros, those of the candidate."""
     kept = jax.random.uniform(hk.next_rng_key(), (shape[0] // 2,), dtype) * np.log(_LONGEST)
     return jnp.concatenate([-kept, jnp.zeros_like(kept)])
@@ -204,22 +204,22 @@ def hippo(size: int) -> tuple[np.ndarray, np.ndarray]:
     return values, vectors * np.exp(-1j * np.angle(vectors[0]))
 
 
-def _frequencies(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+def _frequencies(shape: Sequence[int], dtype: Any) -> jax.Array:
     return jnp.asarray(hippo(2 * shape[0])[0], dtype)
 
 
-def _real_matrix(key: PRNGKey, shape: tuple[int, ...]) -> jax.Array:
+def _real_matrix(key: PRNGKey, shape: Sequence[int]) -> jax.Array:
     return jax.random.truncated_normal(key, -2, 2, shape) / np.sqrt(shape[0])
 
 
-def _to_basis(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+def _to_basis(shape: Sequence[int], dtype: Any) -> jax.Array:
     """Returns a random matrix of inputs, in the basis of eigenvectors: real and imaginary parts."""
     vectors = hippo(shape[1])[1].conj()
     basis = np.concatenate([vectors.real, vectors.imag], axis=1)
     return _real_matrix(hk.next_rng_key(), shape) @ jnp.asarray(basis, dtype)
 
 
-def _from_basis(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+def _from_basis(shape: Sequence[int], dtype: Any) -> jax.Array:
     """Returns a random matrix of outputs, of the real and imaginary parts of each pair."""
     vectors = hippo(shape[0])[1]
     basis = np.concatenate([2 * vectors.real, -2 * vectors.imag], axis=1)

@@ -368,10 +368,10 @@ def test_policy_and_value_may_have_cores_of_different_kinds(kind):
     [
         ({"core": "lstm", "core_memory": 8}, "core_memory must be 64"),
         ({"core_heads": 2}, "core_heads must be 4"),
-        ({"core": "gtrxl", "core_size": 10}, "core_heads must be a divisor of core_size 10"),
+        ({"core": "gtrxl", "core_size": 10}, "core_size must be a multiple of 4 for"),
         ({"core": "gtrxl", "core_memory": 0}, "core_memory"),
-        ({"core": "s5", "core_size": 7}, "core_size must be even"),
-        ({"core": "gtrxl", "critic": CriticConfig(core_size=10)}, "core_heads"),
+        ({"core": "s5", "core_size": 7}, "core_size must be a multiple of 2 for"),
+        ({"core": "gtrxl", "critic": CriticConfig(core_size=10)}, "multiple of 4"),
     ],
 )
 def test_senseless_options_are_refused(options, field):
