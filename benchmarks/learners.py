@@ -10,13 +10,18 @@ does the minimum: it fetches no loss, logs nothing, computes no gradient norm ex
 and returns no priorities, although most hand-written loops do some of this. So everything that the
 learner adds counts against it.
 
-    python -m benchmarks.learners [--quick] [--only PRESET]
+With --cores, it compares memory cores with an LSTM of their size instead: the gradient of an unroll
+of 128 steps, 32 rows, as a learner computes it.
+
+    python -m benchmarks.learners [--quick] [--only PRESET] [--cores]
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,6 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from dm_env import specs
 
 from benchmarks.report import Comparison, Result, alternate, rate
 from rlstack.acting.actor import transition_spec
@@ -34,10 +40,13 @@ from rlstack.agents.ppo import PPO
 from rlstack.agents.r2d2 import R2D2
 from rlstack.agents.sac import SAC
 from rlstack.agents.td3 import TD3
+from rlstack.configs.network import Core, NetworkConfig
 from rlstack.configs.normalisation import NormalisationConfig
 from rlstack.families.policy_gradient import PolicyGradientAgent
 from rlstack.families.q_learning import QLearning
 from rlstack.learning.learner import Learner
+from rlstack.networks.base import recurrent
+from rlstack.networks.configured import core_of
 from rlstack.optimizers import component_optimizer
 from rlstack.programs.build import xla
 from rlstack.programs.build.agent import make_agent
@@ -47,6 +56,8 @@ from rlstack.programs.config.presets import preset
 from rlstack.types import Batch, EnvSpec, Params, PyTree, TimeStep, Transition
 
 TARGET = 1 / 1.2
+CORES: tuple[Core, ...] = ("gru", "mingru", "s5", "gtrxl")
+CORES_TARGET = 3.0  # of those with a parallel scan
 PRESETS = (
     "cartpole-ppo",
     "cartpole-impala",
@@ -117,6 +128,39 @@ def compare(experiment: Experiment, env_spec: EnvSpec, repeats: int, seconds: fl
         lambda: rate(updates, lambda: ours(updates)),
         lambda: rate(updates, lambda: inline(updates)),
         repeats,
+    )
+
+
+def measure_core(core: Core, size: int, repeats: int, seconds: float) -> Comparison:
+    """Compares gradients of unrolls per second of a core and of an LSTM of its size."""
+    length, rows = 128, 32
+    spec = specs.Array((size,), np.float32)
+    mid = jnp.ones((length, rows), jnp.int32)
+    seen = jax.random.normal(jax.random.PRNGKey(1), (length, rows, size))
+    timestep = TimeStep(mid, jnp.zeros((length, rows)), jnp.ones((length, rows)), seen)
+
+    def side(kind: Core) -> Callable[[int], None]:
+        make = functools.partial(core_of, NetworkConfig(core=kind, core_size=size))
+        network = recurrent(lambda x: x, make, lambda hidden, _: hidden, spec)
+        params = network.init(jax.random.PRNGKey(0))
+
+        def loss(params: Params) -> jax.Array:
+            outputs, _ = network.unroll(None, params, timestep, network.initial_state(rows))
+            return jnp.square(outputs).mean()
+
+        gradient = jax.jit(jax.grad(loss))
+
+        def run(times: int) -> None:
+            for _ in range(times):
+                jax.block_until_ready(gradient(params))
+
+        run(2)
+        return run
+
+    ours, lstm = side(core), side("lstm")
+    times = max(3, int(seconds * rate(3, lambda: lstm(3))))
+    return alternate(
+        lambda: rate(times, lambda: ours(times)), lambda: rate(times, lambda: lstm(times)), repeats
     )
 
 
@@ -281,10 +325,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer and shorter repeats")
     parser.add_argument("--only", choices=PRESETS, help="one preset instead of all")
+    parser.add_argument("--cores", action="store_true", help="memory cores against the LSTM")
     arguments = parser.parse_args()
     xla.configure(convolutions=False)
     result = Result.empty("learners")
     repeats, seconds = (3, 0.2) if arguments.quick else (9, 1.0)
+    if arguments.cores:
+        for core, size in itertools.product(CORES, (64, 256)):
+            result.add(f"{core}-{size}", measure_core(core, size, repeats, seconds), {})
+        print(result.table(CORES_TARGET))
+        print(result.line())
+        return
     for name in [arguments.only] if arguments.only else PRESETS:
         result.add(name, *measure(name, repeats, seconds))
     print(result.table(TARGET))

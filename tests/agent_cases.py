@@ -1,5 +1,6 @@
 """Shared by the agent tests: agents for every kind of environment, and data for them."""
 
+import dataclasses
 import functools
 import importlib
 import pkgutil
@@ -41,6 +42,8 @@ FAST = OptimizerConfig(learning_rate=3e-3)
 SMALL = NetworkConfig(hidden_sizes=(8,))
 NOISY = NetworkConfig(hidden_sizes=(8,), noisy_sigma=0.1)
 LSTM, GRU = (NetworkConfig(hidden_sizes=(8,), core=core, core_size=6) for core in ("lstm", "gru"))
+MINGRU, S5 = (dataclasses.replace(LSTM, core=core) for core in ("mingru", "s5"))
+GTRXL = dataclasses.replace(LSTM, core="gtrxl", core_memory=3, core_heads=2)
 NORMALISED = NormalisationConfig(observations=True, rewards="return", reward_clip=5.0)
 
 

@@ -14,7 +14,7 @@ DENSE_TORSOS = ("mlp", "residual", "sphere")  # the others have convolutions
 
 Activation = Literal["tanh", "relu", "elu", "silu"]
 
-Core = Literal["none", "lstm", "gru"]
+Core = Literal["none", "lstm", "gru", "mingru", "s5", "gtrxl"]
 
 # The order of the axes of images: [height, width, channels], or with the channels first.
 ImageAxes = Literal["auto", "hwc", "chw"]
@@ -118,12 +118,16 @@ class NetworkConfig(Checked):
     policy_log_std: float = 0.0
     """Initial log standard deviation of a policy over continuous actions."""
     core: Core = "none"
-    """Recurrent core between torso and heads: none, lstm or gru. Set it for tasks that need
-    memory."""
+    """Core between torso and heads, for tasks that need memory: lstm or gru; mingru or s5, which
+    learn from all steps of a sequence in parallel; or gtrxl, attention to the last steps."""
     core_size: int = 64
-    """Size of the recurrent core's state, of each of its layers."""
+    """Size of the core's state, of each of its layers; of gtrxl, of each step that it remembers."""
     core_layers: int = 1
-    """Number of layers of the recurrent core, each on top of the one before."""
+    """Number of layers of the core, each on top of the one before."""
+    core_memory: int = 64
+    """Number of earlier steps that each layer of gtrxl attends to."""
+    core_heads: int = 4
+    """Number of attention heads of gtrxl, a divisor of core_size."""
     dtype: Precision = "float32"
     """Type in which layers compute. bfloat16 is faster on accelerators and halves the memory of
     activations; on most CPUs it is slower. Params, layer norm, recurrent cores, the last layer,
@@ -136,6 +140,12 @@ class NetworkConfig(Checked):
         self.require_at_least(0, "noisy_sigma")
         self.require_finite("policy_log_std")
         self.require_at_least(1, "num_cosines", "core_size", "core_layers")
+        self.require_at_least(1, "core_memory", "core_heads")
+        parts = {"s5": 2, "gtrxl": self.core_heads}.get(self.core, 1)
+        rule = f"a multiple of {parts} for the core {self.core}"
+        self.require("core_size", self.core_size % parts == 0, rule)
+        if "gtrxl" not in (self.core, self.critic.core):
+            self.require_unused("cores other than gtrxl", "core_memory", "core_heads")
         self.require("batch_norm_decay", 0 <= self.batch_norm_decay < 1, "in [0, 1)")
         self.require("dropout", 0 <= self.dropout < 1, "in [0, 1)")
         plain = not (self.noisy_sigma and self.has_state)
@@ -165,6 +175,8 @@ class NetworkConfig(Checked):
         if not self.has_critic:
             return self
         own = {name: value for name, value in vars(self.critic).items() if value is not None}
+        if own.get("core", self.core) != "gtrxl":
+            own |= {name: getattr(NetworkConfig, name) for name in ("core_memory", "core_heads")}
         return dataclasses.replace(self, critic=CriticConfig(), **own)
 
     @property

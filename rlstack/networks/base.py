@@ -6,6 +6,7 @@ functions to `from_functions`. `rlstack.networks.adapters` takes models of Flax 
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
-from rlstack.types import AgentState, Params, PRNGKey, PyTree, TimeStep
+from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep
 
 
 class ActorCriticOutput(NamedTuple):
@@ -115,9 +116,46 @@ def from_functions(
     return Network(first_params, apply_once, unroll, lambda batch_size: ())
 
 
+class SequenceCore(hk.Module):
+    """A recurrent core over whole sequences, such as one with a parallel scan.
+
+    An ``hk.RNNCore`` is a function of one step instead; `recurrent` takes both. One step is a
+    sequence of length 1.
+    """
+
+    @abc.abstractmethod
+    def initial_state(self, batch_size: int) -> AgentState:
+        """Returns the state before an episode, ``[B, ...]``, all zeros."""
+
+    @abc.abstractmethod
+    def __call__(
+        self, features: PyTree, first: Array, state: AgentState
+    ) -> tuple[PyTree, AgentState]:
+        """Returns the outputs and the state after the last step.
+
+        Args:
+          features: arrays ``[T, B, ...]``.
+          first: bool ``[T, B]``, where an episode begins. Nothing before it may reach its outputs.
+          state: ``[B, ...]``, before the first step.
+        """
+
+
+Core = hk.RNNCore | SequenceCore
+
+
+def unrolled(
+    core: Core, features: PyTree, first: Array, state: AgentState
+) -> tuple[PyTree, AgentState]:
+    """Runs either kind of core as `SequenceCore` says; call it inside a Haiku transform."""
+    if isinstance(core, hk.RNNCore):
+        return hk.dynamic_unroll(hk.ResetCore(core), (features, first), state, reverse=False)
+    whole: Any = core  # mypy does not see that it is a SequenceCore
+    return whole(features, first, state)
+
+
 def recurrent(
     encode: Callable[[PyTree], PyTree],
-    core: Callable[[], hk.RNNCore],
+    core: Callable[[], Core],
     decode: Callable[[PyTree, PyTree], PyTree],
     obs_spec: PyTree,
 ) -> Network:
@@ -133,9 +171,7 @@ def recurrent(
 
     def forward(timestep: TimeStep, state: AgentState) -> tuple[PyTree, AgentState]:
         features = hk.BatchApply(encode)(timestep.observation)
-        hidden, state = hk.dynamic_unroll(
-            hk.ResetCore(core()), (features, timestep.first()), state, reverse=False
-        )
+        hidden, state = unrolled(core(), features, timestep.first(), state)
         return as_float32(hk.BatchApply(decode)(hidden, timestep.observation)), state
 
     transformed = hk.transform(forward)

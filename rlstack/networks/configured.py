@@ -10,7 +10,7 @@ import haiku as hk
 import jax
 
 from rlstack.configs.network import DENSE_TORSOS, NetworkConfig
-from rlstack.networks.base import Network, feed_forward, recurrent
+from rlstack.networks.base import Core, Network, SequenceCore, feed_forward, recurrent, unrolled
 from rlstack.networks.layers.dense import Block
 from rlstack.networks.layers.linear import linear
 from rlstack.networks.layers.sphere import SphereHead, SphereTorso
@@ -29,7 +29,7 @@ from rlstack.networks.torsos import (
     observation_entries,
     observation_features,
 )
-from rlstack.types import PyTree
+from rlstack.types import Array, PyTree
 
 
 def feed_forward_of(
@@ -48,7 +48,7 @@ def recurrent_of(
     decode: Callable[..., PyTree],
     obs_spec: PyTree,
     beside: Callable[..., PyTree] | None = None,
-    cores: Callable[[], hk.RNNCore] | None = None,
+    cores: Callable[[], Core] | None = None,
 ) -> Network:
     """Makes a network with the configured core.
 
@@ -188,15 +188,24 @@ def head_of(
     return in_float32(linear(size, noise=cfg.noisy_sigma, w_init=init, name=name))
 
 
-def core_of(cfg: NetworkConfig, name: str = "core") -> hk.RNNCore:
+def core_of(cfg: NetworkConfig, name: str = "core") -> Core:
     """Makes the configured recurrent core; call it inside a Haiku transform."""
+    if cfg.core == "gtrxl":
+        from rlstack.networks.gtrxl import GTrXL
+
+        return GTrXL(cfg.core_size, cfg.core_layers, cfg.core_memory, cfg.core_heads, name)
+    if cfg.core in ("mingru", "s5"):
+        from rlstack.networks.scanned import ScannedCore, min_gru, s5
+
+        recurrence = s5 if cfg.core == "s5" else min_gru
+        return ScannedCore(recurrence, cfg.core_size, cfg.core_layers, name)
     layer = hk.LSTM if cfg.core == "lstm" else hk.GRU
     if cfg.core_layers == 1:
         return layer(cfg.core_size, name=name)
     return hk.DeepRNN([layer(cfg.core_size, name=name) for _ in range(cfg.core_layers)])
 
 
-class TwoCores(hk.RNNCore):
+class TwoCores(SequenceCore):
     """The cores of a policy and of a value, side by side; inputs, outputs and states are pairs."""
 
     def __init__(self, cfg: NetworkConfig) -> None:
@@ -207,12 +216,12 @@ class TwoCores(hk.RNNCore):
             core_of(of_critic, "value_core") if of_critic.core != "none" else None,
         )
 
-    def __call__(self, inputs: Any, state: Any) -> tuple[Any, Any]:
-        """Maps a pair of ``[B, D]`` and a pair of states to pairs; without a core, to itself."""
-        triples = zip(self._cores, inputs, state, strict=True)
-        found = [core(x, old) if core else (x, old) for core, x, old in triples]
+    def __call__(self, features: Any, first: Array, state: Any) -> tuple[Any, Any]:
+        """Maps a pair of ``[T, B, D]`` and a pair of states to pairs; without a core, to itself."""
+        triples = zip(self._cores, features, state, strict=True)
+        found = [unrolled(core, x, first, old) if core else (x, old) for core, x, old in triples]
         return tuple(x for x, _ in found), tuple(new for _, new in found)
 
-    def initial_state(self, batch_size: int | None) -> Any:
+    def initial_state(self, batch_size: int) -> Any:
         """Returns the pair of initial states; () without a core."""
         return tuple(core.initial_state(batch_size) if core else () for core in self._cores)

@@ -14,7 +14,7 @@ from typing import Any
 import haiku as hk
 import jax
 
-from rlstack.networks.base import Network, as_float32, dummy_timestep
+from rlstack.networks.base import Core, Network, as_float32, dummy_timestep, unrolled
 from rlstack.stateful_params import StatefulParams, TrainingParams
 from rlstack.types import AgentState, Params, PRNGKey, PyTree, TimeStep
 
@@ -78,7 +78,7 @@ def feed_forward_with_state(forward: Callable[[PyTree, bool], PyTree], obs_spec:
 
 def recurrent_with_state(
     encode: Callable[[PyTree, bool], PyTree],
-    core: Callable[[], hk.RNNCore],
+    core: Callable[[], Core],
     decode: Callable[[PyTree, PyTree, bool], PyTree],
     obs_spec: PyTree,
 ) -> Network:
@@ -96,9 +96,7 @@ def recurrent_with_state(
         timestep: TimeStep, state: AgentState, is_training: bool
     ) -> tuple[PyTree, AgentState]:
         features = hk.BatchApply(lambda x: encode(x, is_training))(timestep.observation)
-        hidden, state = hk.dynamic_unroll(
-            hk.ResetCore(core()), (features, timestep.first()), state, reverse=False
-        )
+        hidden, state = unrolled(core(), features, timestep.first(), state)
         output = hk.BatchApply(lambda x, y: decode(x, y, is_training))(hidden, timestep.observation)
         return as_float32(output), state
 

@@ -30,6 +30,7 @@ from tests.agent_cases import (
     NESTED,
     ONE_OF_4,
     REAL,
+    S5,
     SEVERAL,
     SMALL,
     STRUCTURED,
@@ -50,6 +51,7 @@ WITHOUT_BASELINE = dataclasses.replace(REINFORCE, baseline=False)
 SETTINGS = {
     "impala": Setting(SMALL_IMPALA, VECTOR, ONE_OF_4),
     "impala-lstm": Setting(SMALL_IMPALA, MASKED, ONE_OF_4, LSTM),
+    "impala-s5": Setting(SMALL_IMPALA, VECTOR, ONE_OF_4, S5),
     "impala-shared": Setting(SMALL_IMPALA, VECTOR, REAL, dataclasses.replace(SMALL, shared=True)),
     "a2c": Setting(A2C_BY_GAE, NESTED, STRUCTURED),
     "a2c-gru": Setting(A2C_STANDARDISED, VECTOR, SEVERAL, GRU),

@@ -29,11 +29,13 @@ from tests.agent_cases import (
     FAST,
     FIRST,
     GRU,
+    GTRXL,
     IMAGE,
     LAST,
     LSTM,
     MASKED,
     MID,
+    MINGRU,
     NESTED,
     NORMALISED,
     ONE_OF_4,
@@ -74,6 +76,8 @@ SETTINGS = {
     ),
     "ppo-lstm": Setting(PPO_SMALL, VECTOR, ONE_OF_4, LSTM),
     "ppo-gru": Setting(PPO_SMALL, MASKED, ONE_OF_4, GRU),
+    "ppo-mingru": Setting(PPO_SMALL, VECTOR, ONE_OF_4, MINGRU),
+    "ppo-gtrxl": Setting(PPO_SMALL, VECTOR, REAL, GTRXL),
 }
 
 

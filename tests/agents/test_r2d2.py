@@ -23,11 +23,13 @@ from tests.agent_cases import (
     FAST,
     FIRST,
     GRU,
+    GTRXL,
     LAST,
     LSTM,
     MASKED,
     MID,
     ONE_OF_4,
+    S5,
     VECTOR,
     Setting,
     assert_close,
@@ -39,6 +41,8 @@ R2D2_SMALL = R2D2Config(optimizer=FAST, discount=0.9, burn_in=2, n_step=2)
 UNSCALED = dataclasses.replace(R2D2_SMALL, rescale_values=False, target_rate=0.01)
 SETTINGS = {
     "r2d2": Setting(R2D2_SMALL, VECTOR, ONE_OF_4, LSTM),
+    "r2d2-s5": Setting(R2D2_SMALL, VECTOR, ONE_OF_4, S5),
+    "r2d2-gtrxl": Setting(R2D2_SMALL, VECTOR, ONE_OF_4, GTRXL),
     "r2d2-masked": Setting(UNSCALED, MASKED, ONE_OF_4, dataclasses.replace(GRU, duelling=True)),
 }
 

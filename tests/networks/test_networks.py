@@ -120,9 +120,9 @@ NETWORKS = {
     "q_network": functools.partial(q_network, MASKED, ONE_OF_4, SMALL),
     **{
         core: functools.partial(
-            actor_critic, VECTOR, ONE_OF_4, NetworkConfig(hidden_sizes=(8,), core=core, core_size=5)
+            actor_critic, VECTOR, ONE_OF_4, NetworkConfig(hidden_sizes=(8,), core=core, core_size=6)
         )
-        for core in ("lstm", "gru")
+        for core in ("lstm", "gru", "mingru", "s5")
     },
 }
 SPECS = {"actor_critic": NESTED, "image": IMAGE, "q_network": MASKED}
@@ -138,7 +138,7 @@ def test_an_unroll_is_repeated_application(name):
     assert_close(together, run_step_by_step(network, params, timesteps, state))
 
 
-@pytest.mark.parametrize("core", ["lstm", "gru"])
+@pytest.mark.parametrize("core", ["lstm", "gru", "mingru", "s5"])
 def test_a_core_remembers_until_an_episode_begins(core):
     network = NETWORKS[core]()
     params = quick_jit(network.init)(KEY)

@@ -58,6 +58,24 @@ def gymnax_cartpole_ppo(name: str) -> Experiment:
 
 
 @preset
+def memorychain_ppo(name: str) -> Experiment:
+    """A bit to be remembered over 100 steps, bsuite's longest chain, in one compiled program.
+
+    Of the 101 actions of an episode, only the last one counts. An unroll holds two episodes.
+    """
+    agent = PPOConfig(
+        discount=0.99,
+        num_epochs=2,
+        num_minibatches=4,
+        optimizer=OptimizerConfig(learning_rate=1e-3),
+    )
+    env = EnvConfig("MemoryChain-bsuite", num_envs=32, type="jax", options={"memory_length": 100})
+    network = NetworkConfig(hidden_sizes=(64,), core="mingru")
+    fields: dict[str, Any] = {"network": network, "topology": "fused"}
+    return on_policy(name, agent, env, unroll_length=256, frames=1_500_000, **fields)
+
+
+@preset
 def acrobot_ppo(name: str) -> Experiment:
     """Acrobot-v1 with normalised observations."""
     optimizer = OptimizerConfig(learning_rate=1e-3)
