@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from rlstack.agent import Agent
 from rlstack.agents import AGENTS
 from rlstack.checks import ActionKindError, WrongKindError
 from rlstack.families.normalised import normalised
-from rlstack.families.observing import View, observing
+from rlstack.families.observing import ExtraView, View, observing
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.config.member_config import is_fixed
 from rlstack.references import Hook, call_factory, name_of, nearest
@@ -66,6 +66,8 @@ def make_agent(
         epsilon = experiment.evaluator.epsilon if evaluating else 0.0
         policy = functools.partial(exploration.Greedy, epsilon)
     obs_spec = spec.observation if view is None else view.seen_spec
+    extra = _extra_view(experiment, spec._replace(observation=obs_spec))
+    obs_spec = obs_spec if extra is None else extra.seen_spec
     make = functools.partial(entry.agent, cfg, obs_spec, spec.action, network)
     try:
         agent = make(policy)
@@ -76,12 +78,30 @@ def make_agent(
     if not (greedy or evaluating):
         _check_for_training(experiment, agent)
     agent = normalised(agent, experiment.normalisation)
+    agent = agent if extra is None else observing(agent, extra)
     agent = agent if view is None else observing(agent, view)
     if not experiment.replay.demonstrations or greedy or evaluating:
         return agent
     from rlstack.programs.build.demonstrations import demonstrated
 
     return demonstrated(experiment.replay, agent, spec)
+
+
+def _extra_view(experiment: Experiment, spec: EnvSpec) -> ExtraView | None:
+    """Returns the view that shows the critic an extra; None if it sees an entry of observations.
+
+    Raises:
+      ValueError: the observation and the extras both have an entry of this name.
+    """
+    entry, extras = experiment.network.critic_observation, spec.extras
+    if entry is None or not isinstance(extras, Mapping) or entry not in extras:
+        return None
+    if isinstance(spec.observation, Mapping) and entry in spec.observation:
+        raise ValueError(
+            f"Experiment: network.critic_observation {entry!r} must be the name of one entry; both "
+            "the observation and the extras have it. Rename one of them in the environment."
+        )
+    return ExtraView(entry, spec)
 
 
 def _check_for_training(experiment: Experiment, agent: Agent) -> None:

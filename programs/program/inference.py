@@ -105,7 +105,15 @@ class InferenceNode:
         source = _LaterParams()
         self._setup, self._run_counts = setup, RunCounts()
         inferencer = Inferencer(
-            cfg, agent, source, len(ids), key, ids, device, lambda: self._run_counts
+            cfg,
+            agent,
+            source,
+            len(ids),
+            key,
+            ids,
+            device,
+            lambda: self._run_counts,
+            setup.spec.extras,
         )
         compiling: Future[None] | None = None
         if not experiment.env.wait_num:  # else batches vary

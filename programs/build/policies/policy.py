@@ -235,12 +235,18 @@ class Policy:
         return self.agent.lay_out(timestep), batched
 
     def completed(self, timestep: TimeStep) -> TimeStep:
-        """Returns steps ``[B, ...]`` with zeros where they lack what only a critic sees."""
+        """Returns steps ``[B, ...]`` with zeros for what they lack: extras, what a critic sees."""
+        rows = timestep.step_type.shape[0]
+
+        def blank(spec: PyTree) -> PyTree:
+            return jax.tree.map(lambda leaf: jnp.zeros((rows, *leaf.shape), leaf.dtype), spec)
+
+        if self.spec.extras and not timestep.extras:
+            timestep = timestep._replace(extras=blank(self.spec.extras))
         if not self._lacks_critic_state(timestep.observation):
             return timestep
-        rows, spec = timestep.step_type.shape[0], self.spec.observation[self._hidden]
-        blank = jax.tree.map(lambda leaf: jnp.zeros((rows, *leaf.shape), leaf.dtype), spec)
-        return timestep._replace(observation={**timestep.observation, self._hidden: blank})
+        hidden = blank(self.spec.observation[self._hidden])
+        return timestep._replace(observation={**timestep.observation, self._hidden: hidden})
 
     def _lacks_critic_state(self, observation: Any) -> bool:
         shows = has_critic_state(self.spec.observation, self._hidden)
