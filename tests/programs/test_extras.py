@@ -28,7 +28,13 @@ from tests.programs import running
 pytestmark = pytest.mark.timeout(180)
 QUEUE = ReplayConfig(sampler="fifo", batch_size=4, unroll_length=8, max_size=8)
 TABLE = ReplayConfig(
-    sampler="uniform", batch_size=16, unroll_length=3, max_size=200, min_size=50, period=1
+    sampler="uniform",
+    batch_size=16,
+    unroll_length=3,
+    period=1,
+    max_size=200,
+    min_size=50,
+    samples_per_insert=4.0,
 )
 PLACES = {
     "single_process": ("single_process", "tests.envs.costly:Costly", "auto", QUEUE),
