@@ -53,8 +53,7 @@ def make_agent(
             "Decorate its class with rlstack.agents.register."
         )
     entry = AGENTS[type(cfg)]
-    hook = experiment.observation_processor
-    view = View(hook, spec.observation) if hook else None
+    views = _views(experiment, spec)
     network = (
         _Factory("network_factory", experiment.network_factory)
         if experiment.network_factory
@@ -65,9 +64,7 @@ def make_agent(
     if greedy or evaluating:
         epsilon = experiment.evaluator.epsilon if evaluating else 0.0
         policy = functools.partial(exploration.Greedy, epsilon)
-    obs_spec = spec.observation if view is None else view.seen_spec
-    extra = _extra_view(experiment, spec._replace(observation=obs_spec))
-    obs_spec = obs_spec if extra is None else extra.seen_spec
+    obs_spec = views[-1].seen_spec if views else spec.observation
     make = functools.partial(entry.agent, cfg, obs_spec, spec.action, network)
     try:
         agent = make(policy)
@@ -78,8 +75,8 @@ def make_agent(
     if not (greedy or evaluating):
         _check_for_training(experiment, agent)
     agent = normalised(agent, experiment.normalisation)
-    agent = agent if extra is None else observing(agent, extra)
-    agent = agent if view is None else observing(agent, view)
+    for view in reversed(views):  # the outermost sees the environment's steps
+        agent = observing(agent, view)
     if not experiment.replay.demonstrations or greedy or evaluating:
         return agent
     from rlstack.programs.build.demonstrations import demonstrated
@@ -87,21 +84,27 @@ def make_agent(
     return demonstrated(experiment.replay, agent, spec)
 
 
-def _extra_view(experiment: Experiment, spec: EnvSpec) -> ExtraView | None:
-    """Returns the view that shows the critic an extra; None if it sees an entry of observations.
+def _views(experiment: Experiment, spec: EnvSpec) -> list[View | ExtraView]:
+    """Returns what changes the environment's steps for the agent, in the order of use.
+
+    These are the user's observation processor, and the view that shows the critic an extra.
 
     Raises:
       ValueError: the observation and the extras both have an entry of this name.
     """
+    hook, views = experiment.observation_processor, list[View | ExtraView]()
+    if hook:
+        views.append(View(hook, spec.observation))
+        spec = spec._replace(observation=views[0].seen_spec)
     entry, extras = experiment.network.critic_observation, spec.extras
     if entry is None or not isinstance(extras, Mapping) or entry not in extras:
-        return None
+        return views
     if isinstance(spec.observation, Mapping) and entry in spec.observation:
         raise ValueError(
             f"Experiment: network.critic_observation {entry!r} must be the name of one entry; both "
             "the observation and the extras have it. Rename one of them in the environment."
         )
-    return ExtraView(entry, spec)
+    return [*views, ExtraView(entry, spec)]
 
 
 def _check_for_training(experiment: Experiment, agent: Agent) -> None:

@@ -125,8 +125,16 @@ def asymmetric(name, topology, kind, env):
     )
 
 
-@pytest.mark.parametrize("name", CRITICS)
-@pytest.mark.parametrize("topology", ["single_process", "distributed", "fused"])
+@pytest.mark.parametrize(
+    ("name", "topology"),
+    [
+        ("sac", "single_process"),
+        ("ppo-recurrent", "distributed"),
+        ("ppo", "fused"),
+        pytest.param("sac", "fused", marks=pytest.mark.slow),
+        pytest.param("ppo-recurrent", "fused", marks=pytest.mark.slow),
+    ],
+)
 def test_a_critic_that_sees_an_extra(name, topology, tmp_path):
     kind = "jax" if topology == "fused" else "auto"
     env = "tests.envs.costly:JaxCostly" if kind == "jax" else "tests.envs.costly:Costly"

@@ -91,16 +91,13 @@ class CppBackend:
         self._position = {field: i for i, field in enumerate(fields)}
         observed = nested({f: f for f in fields if f.split(":")[0] == "obs"}, "obs")
         self._shown = StepNest(observed, _extras(name, extras, fields))
-        shown_fields = [fields[f] for f in self._shown.leaves]
-        shown = [to_spec(f, leaf) for f, leaf in zip(self._shown.leaves, shown_fields, strict=True)]
+        shown = [to_spec(f, fields[f]) for f in self._shown.leaves]
         acted = pool.spec.action_array_spec
         self._action = Nest(
             nested({f: f for f in acted if f not in ("env_id", "players.env_id")}, "action")
         )
         act_fields = [acted[f] for f in self._action.leaves]
-        action = [
-            to_spec(f, leaf, True) for f, leaf in zip(self._action.leaves, act_fields, strict=True)
-        ]
+        action = [to_spec(f, acted[f], True) for f in self._action.leaves]
         observation, extras_spec = self._shown.unflatten(shown)
         self.spec = EnvSpec(observation, self._action.unflatten(action), extras_spec)
         self.action_dtypes = [np.dtype(f.dtype) for f in act_fields]
@@ -109,18 +106,17 @@ class CppBackend:
             (i, int(start)) for i, spec in enumerate(shown) if (start := start_of(spec))
         ]
         self._narrow = [
-            (i, narrow(f.dtype), f"CppBackend: {name}: {path}")
-            for i, (f, path) in enumerate(zip(shown_fields, self._shown.paths, strict=True))
-            if narrow(f.dtype) != f.dtype
+            (i, narrow(fields[f].dtype), f"CppBackend: {name}: {path}")
+            for i, (f, path) in enumerate(zip(self._shown.leaves, self._shown.paths, strict=True))
+            if narrow(fields[f].dtype) != fields[f].dtype
         ]
         self._shown_at = [self._position[f] for f in self._shown.leaves]
-        self._bare = self._shown.observation.bare and not self._shown.extras.leaves
+        bare = self._shown.observation.bare
+        self._bare = bare and not self._shown.extras.leaves
         self._action_order = list(acted)
         self._ids = np.arange(self._size, dtype=np.int32)
         self._over_at = self._position.get("info:terminated")
-        self._natural_end: Ended | None = None
-        if self._shown.observation.bare:
-            self._natural_end = natural_end(name, pool.config)
+        self._natural_end = natural_end(name, pool.config) if bare else None
         self._lives_at = self._position.get("info:lives", -1)
         self._episodic = bool(pool.config.get("episodic_life")) and self._lives_at >= 0
         self._lives = np.zeros(self._size, np.int32)  # by id, as last received
