@@ -48,6 +48,9 @@ class TimeStep(NamedTuple):
     reward: Array  # [B] float32, for the previous action; 0 at FIRST
     discount: Array  # [B] float32, 0 at termination, else 1
     observation: PyTree  # [B, ...]
+    # [B, ...] further signals for learning, of `EnvSpec.extras`: costs, a level's number, what only
+    # a critic sees. Without any it is (), which has no leaves.
+    extras: PyTree = ()
 
     def first(self) -> Array:
         """Returns where an episode begins, ``[B]`` bool."""
@@ -94,7 +97,8 @@ class LogWriter(Protocol):
 
 
 class EnvSpec(NamedTuple):
-    """One environment's observation and action, without batch axis: trees of ``dm_env.specs``."""
+    """What an environment exchanges, without batch axis: trees of ``dm_env.specs``."""
 
     observation: PyTree
     action: PyTree
+    extras: PyTree = ()  # of `TimeStep.extras`

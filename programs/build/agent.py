@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -81,14 +81,34 @@ def make_agent(
 
 
 def _shown(experiment: Experiment, spec: EnvSpec) -> tuple[PyTree, Callable[[Agent], Agent]]:
-    """Returns the spec of what agents see of observations, and what wraps them so that they do."""
-    hook = experiment.observation_processor
-    if not hook:
-        return spec.observation, lambda agent: agent
-    from rlstack.families.observing import View, observing
+    """Returns the spec of what agents see of observations, and what wraps them so that they do.
 
-    view = View(hook, spec.observation)
-    return view.seen_spec, lambda agent: observing(agent, view)
+    The user's observation processor comes first, then the view that shows the critic an extra.
+
+    Raises:
+      ValueError: the observation and the extras both have an entry of this name.
+    """
+    hook, entry = experiment.observation_processor, experiment.network.critic_observation
+    if not (isinstance(spec.extras, Mapping) and entry in spec.extras):
+        entry = None
+    if not hook and entry is None:
+        return spec.observation, lambda agent: agent
+    from rlstack.families.observing import ExtraView, View, observing
+
+    views: list[View | ExtraView] = []
+    if hook:
+        views.append(View(hook, spec.observation))
+        spec = spec._replace(observation=views[0].seen_spec)
+    if entry is not None:
+        if isinstance(spec.observation, Mapping) and entry in spec.observation:
+            raise ValueError(
+                f"Experiment: network.critic_observation {entry!r} must be the name of one entry; "
+                "both the observation and the extras have it. Rename one of them in the "
+                "environment."
+            )
+        views.append(ExtraView(entry, spec))
+    # The outermost sees the environment's steps.
+    return views[-1].seen_spec, lambda agent: functools.reduce(observing, reversed(views), agent)
 
 
 def _check_for_training(experiment: Experiment, agent: Agent) -> None:

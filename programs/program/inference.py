@@ -105,7 +105,7 @@ class InferenceNode:
         source = _LaterParams()
         self._setup, self._run_counts = setup, RunCounts()
         inferencer = Inferencer(
-            cfg, agent, source, len(ids), key, ids, device, lambda: self._run_counts
+            cfg, agent, source, len(ids), key, ids, device, self._begun, setup.spec.extras
         )
         compiling: Future[None] | None = None
         if not experiment.env.wait_num:  # else batches vary
@@ -125,6 +125,10 @@ class InferenceNode:
         self._profile = Profile(setup.profiled, setup.directory, name, other=SERVING)
         self._profile.time(inferencer, inference=ACTING)
         self._program.gauges = self._service.stats
+
+    def _begun(self) -> RunCounts:
+        """Returns the counts with which new agent state begins."""
+        return self._run_counts
 
     def _take_counts(self) -> None:
         """Stores the progress of the run, from which restarted actors continue their counts."""

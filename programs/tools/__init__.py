@@ -5,6 +5,6 @@ answers other programs, `seats` lets policies and people play against one anothe
 writes a policy for use without rlstack.
 
 May import: rlstack, rlstack.acting, rlstack.configs, rlstack.entity, rlstack.envs, rlstack.math,
-rlstack.networks, rlstack.programs.build, rlstack.programs.config, rlstack.programs.pictures,
+rlstack.programs.build, rlstack.programs.config, rlstack.programs.pictures,
 rlstack.programs.program, rlstack.programs.session, rlstack.specs, rlstack.storage.
 """

@@ -16,7 +16,6 @@ import numpy as np
 from dm_env import specs
 
 from rlstack.envs.values import own_spec, start_of
-from rlstack.networks.torsos import without_critic_state
 from rlstack.programs.build.policies.policy import Policy, load
 from rlstack.programs.build.restored import Which
 from rlstack.programs.config.encoding import to_json
@@ -110,7 +109,7 @@ def _description(policy: Policy) -> dict[str, Any]:
         **{name: config[name] for name in kept},
         "env": config["env"]["name"],
         "env_frames": policy.env_frames,
-        "observation_spec": _spec(without_critic_state(policy.spec.observation)),
+        "observation_spec": _spec(policy.seen_spec),
         "action_spec": _spec(policy.spec.action),
     }
 
@@ -294,7 +293,7 @@ def _compare(policy: Policy, function: GreedyFunction, run: Run, rows: int) -> N
     state: Mapping[str, np.ndarray] = {
         name: np.repeat(value[None], rows, axis=0) for name, value in function.initial_state.items()
     }
-    seen_spec = without_critic_state(policy.spec.observation)
+    seen_spec = policy.seen_spec
     tree = jax.tree.structure(seen_spec)
     policy.reset()
     for _ in range(_STEPS):

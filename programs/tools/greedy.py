@@ -11,11 +11,9 @@ import numpy as np
 from dm_env import specs
 from jax.extend import core as jax_core
 
-from rlstack.agent import Agent
 from rlstack.envs.values import own_spec, start_of
-from rlstack.networks.torsos import without_critic_state
-from rlstack.programs.build.policies.policy import Policy, with_blank_critic_state
-from rlstack.types import Array, Params, PRNGKey, PyTree, StepType, TimeStep
+from rlstack.programs.build.policies.policy import Policy
+from rlstack.types import Array, PRNGKey, PyTree, StepType, TimeStep
 
 Arrays = Mapping[str, Any]
 
@@ -55,12 +53,11 @@ def greedy_function(policy: Policy) -> GreedyFunction:
       ValueError: the policy's actions depend on random numbers or on rewards, or int32 cannot hold
         the environment's own values.
     """
-    agent, params, spec = policy.agent, policy.params, policy.spec
-    seen_spec = without_critic_state(spec.observation)
+    spec, seen_spec = policy.spec, policy.seen_spec
     observed = _names("observation", seen_spec)
     acts = _names("action", spec.action)
-    fresh = [np.asarray(leaf) for leaf in jax.tree.leaves(agent.initial_state(1))]
-    kept = _kept_state(agent, params, spec.observation, len(fresh))
+    fresh = [np.asarray(leaf) for leaf in jax.tree.leaves(policy.agent.initial_state(1))]
+    kept = _kept_state(policy, len(fresh))
     names = [f"state/{i}" for i in range(len(kept))]
     starts = _starts(observed, seen_spec)
 
@@ -77,7 +74,7 @@ def greedy_function(policy: Policy) -> GreedyFunction:
         ]
         # Greedy actions need no random numbers: `_kept_state` has checked it.
         key, reward = jax.random.PRNGKey(0), jax.lax.full((rows,), 0.0)
-        action, after = _act(agent, params, spec.observation, key, reward, seen, leaves)
+        action, after = _act(policy, key, reward, seen, leaves)
         return dict(zip(acts, _bounded(action, spec.action), strict=True)), {
             name: after[place] for place, name in zip(kept, names, strict=True)
         }
@@ -130,9 +127,7 @@ def path_name(path: Sequence[Any]) -> str:
 
 
 def _act(
-    agent: Agent,
-    params: Params,
-    obs_spec: PyTree,
+    policy: Policy,
     key: PRNGKey,
     reward: Array,
     observation: Sequence[Array],
@@ -140,33 +135,32 @@ def _act(
 ) -> tuple[list[Array], list[Array]]:
     """Acts on leaves ``[B, ...]`` of what a policy sees, in the middle of an episode."""
     rows = observation[0].shape[0]
-    tree = jax.tree.structure(without_critic_state(obs_spec))
-    seen = jax.tree.unflatten(tree, observation)
     timestep = TimeStep(
         jax.lax.full((rows,), int(StepType.MID), jnp.int32),
         reward,
         jax.lax.full((rows,), 1.0),
-        with_blank_critic_state(obs_spec, seen, rows),
+        jax.tree.unflatten(jax.tree.structure(policy.seen_spec), observation),
     )
+    agent = policy.agent
     structure = jax.tree.structure(jax.eval_shape(lambda: agent.initial_state(1)))
     before = jax.tree.unflatten(structure, state)
-    output, after = agent.actor_step(key, params, timestep, before)
+    output, after = agent.actor_step(key, policy.params, policy.completed(timestep), before)
     return jax.tree.leaves(output.action), jax.tree.leaves(after)
 
 
-def _kept_state(agent: Agent, params: Params, obs_spec: PyTree, count: int) -> list[int]:
+def _kept_state(policy: Policy, count: int) -> list[int]:
     """Returns which leaves of the agent's state actions depend on, now or later.
 
     Raises:
       ValueError: actions also depend on random numbers or on rewards.
     """
-    state = jax.tree.leaves(agent.initial_state(2))
-    seen_spec = without_critic_state(obs_spec)
-    observation = [jnp.zeros((2, *leaf.shape), leaf.dtype) for leaf in _leaves(seen_spec)]
+    state = jax.tree.leaves(policy.agent.initial_state(2))
+    leaves = _leaves(policy.seen_spec)
+    observation = [jnp.zeros((2, *leaf.shape), leaf.dtype) for leaf in leaves]
     shapes: list[int] = []
 
     def act(key: PRNGKey, reward: Array, state: Any, observation: Any) -> Any:
-        action, after = _act(agent, params, obs_spec, key, reward, observation, state)
+        action, after = _act(policy, key, reward, observation, state)
         shapes[:] = [len(action)]
         return action, after
 
@@ -178,8 +172,9 @@ def _kept_state(agent: Agent, params: Params, obs_spec: PyTree, count: int) -> l
     for place, what in ((0, "random numbers"), (1, "the last reward")):
         if place in needed:
             raise ValueError(
-                f"export: the action must depend on observations only; the greedy policy of "
-                f"{type(agent).__name__} depends on {what}. Use rlstack.load, which has them."
+                "export: the action must depend on observations only; the greedy policy of "
+                f"{type(policy.agent).__name__} depends on {what}. Use rlstack.load, which has "
+                "them."
             )
     return [i for i in range(count) if i + 2 in needed]
 

@@ -250,5 +250,6 @@ def transition_spec(agent: Agent, spec: EnvSpec) -> Transition:
 
     # Only shapes are computed, also for the key, so that no device is used.
     rng_key = jax.eval_shape(jax.random.PRNGKey, 0)
-    example = jax.eval_shape(lambda key: one_step(key, dummy_timestep(spec.observation)), rng_key)
+    first = dummy_timestep(spec.observation, extras_spec=spec.extras)
+    example = jax.eval_shape(lambda key: one_step(key, first), rng_key)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), example)

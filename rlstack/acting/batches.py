@@ -21,9 +21,9 @@ class TimestepSpec:
         self.rows = [(tuple(leaf.shape[1:]), np.dtype(leaf.dtype)) for leaf in leaves]
 
     @classmethod
-    def of(cls, obs_spec: PyTree) -> TimestepSpec:
-        """Returns the spec of environments with these observations."""
-        return cls(dummy_timestep(obs_spec))
+    def of(cls, obs_spec: PyTree, extras_spec: PyTree = ()) -> TimestepSpec:
+        """Returns the spec of environments with these observations and extras."""
+        return cls(dummy_timestep(obs_spec, extras_spec=extras_spec))
 
     def leaves(self, timestep: TimeStep) -> list[np.ndarray]:
         """Returns the arrays of a timestep; raises ValueError if it differs from this spec."""

@@ -33,6 +33,7 @@ class Servable(InferencerLike, Protocol):
 
     num_envs: int
     obs_spec: PyTree
+    extras_spec: PyTree
 
     def reset(self, rows: np.ndarray) -> None:
         """Resets the agent state of some environments."""

@@ -56,7 +56,8 @@ class InferenceService:
         self._compiled: set[tuple[int, bool]] = set()  # the kinds of batches so far
         self._compiled_at = -math.inf  # when the last compilation ended; infinite during one
         spec = inferencer.obs_spec
-        self._timestep_spec = None if spec is None else TimestepSpec.of(spec)
+        extras = inferencer.extras_spec
+        self._timestep_spec = None if spec is None else TimestepSpec.of(spec, extras)
         sizes = padded_sizes(cfg.batch_sizes, cfg.max_batch, num_envs)
         self._joiner = BatchJoiner(sizes, num_envs)
         self._statistics = _Statistics(min(cfg.max_batch, num_envs))

@@ -46,6 +46,7 @@ class Inferencer(Node):
     Attributes:
       num_envs: environments served.
       obs_spec: the agent's observation spec.
+      extras_spec: the spec of the extras of the steps.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Inferencer(Node):
         global_ids: np.ndarray | None = None,
         device: jax.Device | None = None,
         run_counts: RunCounts | Callable[[], RunCounts] = RunCounts(),  # noqa: B008  (immutable)
+        extras_spec: PyTree = (),
     ) -> None:
         """Prepares to act.
 
@@ -77,6 +79,7 @@ class Inferencer(Node):
           run_counts: the counts with which new agent state begins, or a function that returns the
             current counts. With them, exploration schedules continue when a run is resumed, and
             when this object or one of its actors restarts.
+          extras_spec: the spec of the extras of the steps, for a service, which checks requests.
 
         Raises:
           ValueError: a device of ``cfg.devices`` does not exist.
@@ -88,6 +91,7 @@ class Inferencer(Node):
         self._params_source = self._local_source(learner, agent)
         self._service: InferenceService | None = None
         self.num_envs, self.obs_spec = num_envs, agent.obs_spec
+        self.extras_spec = extras_spec
         self._rng_key = self._placed(rng_key)
         self._initial_params, self._initial_state = agent.initial_params, agent.initial_state
         self._lay_out = agent.lay_out

@@ -188,11 +188,10 @@ class ProcessedSteps:
         if not isinstance(step, Step):
             raise self._error("return steps", f"{type(step).__name__} {step!r:.80}")
         old = step.timestep
-        timestep = TimeStep(
-            np.asarray(old.step_type, np.int32),
-            np.asarray(old.reward, np.float32),
-            np.asarray(old.discount, np.float32),
-            old.observation,
+        timestep = old._replace(
+            step_type=np.asarray(old.step_type, np.int32),
+            reward=np.asarray(old.reward, np.float32),
+            discount=np.asarray(old.discount, np.float32),
         )
         ids = np.asarray(step.env_ids)
         shapes = {x.shape for x in (ids, timestep.step_type, timestep.reward, timestep.discount)}

@@ -9,7 +9,6 @@ from rlstack.checks import Checked
 from rlstack.configs.entities import RaggedTransformerConfig
 
 Torso = Literal["mlp", "residual", "sphere", "nature", "impala", "minatar"]
-
 DENSE_TORSOS = ("mlp", "residual", "sphere")  # the others have convolutions
 
 Activation = Literal["tanh", "relu", "elu", "silu"]
@@ -20,7 +19,6 @@ Core = Literal["none", "lstm", "gru", "mingru", "s5", "gtrxl"]
 ImageAxes = Literal["auto", "hwc", "chw"]
 
 Norm = Literal["none", "layer", "rms", "batch", "batch_renorm"]
-
 NormPlace = Literal["inner", "outer"]
 
 Precision = Literal["float32", "bfloat16"]
@@ -103,9 +101,12 @@ class NetworkConfig(Checked):
     critic has options."""
     critic: CriticConfig = CriticConfig()
     """What the network of values has of its own, beside a policy."""
+    critic_observation: str | None = None
+    """Entry of the observation, or of extras, that the critic sees and the policy does not. None is
+    critic_state, for state values beside a policy (PPO, IMPALA), if the observation has it."""
     critic_input: Literal["all", "state"] = "all"
-    """What the value sees if the observation has an entry critic_state, which the policy never
-    sees: that entry and the rest of the observation (all), or that entry alone (state)."""
+    """What the critic sees if there is such an entry: that entry and the rest of the observation
+    (all), or that entry alone (state)."""
     duelling: bool = False
     """Whether an action's value is a state value plus an advantage with mean 0 over actions."""
     noisy_sigma: float = 0.0

@@ -55,10 +55,12 @@ class SingleEnv(Protocol):
       observation_spec: tree of specs; dtypes of 64 bits become those of 32 bits.
       action_spec: tree of specs, with dtypes narrowed in the same way; discrete actions count from
         0.
+      extras_spec: tree of specs of what each step shows besides, narrowed too; () for nothing.
     """
 
     observation_spec: Tree
     action_spec: Tree
+    extras_spec: Tree
 
     @property
     def announce(self) -> Announce | None:
@@ -87,6 +89,9 @@ class SingleEnv(Protocol):
 
     def step(self, action: list[np.ndarray]) -> Outcome:
         """Takes the leaves of one action and returns the result."""
+
+    def extras(self) -> Tree:
+        """Returns the extras of the newest step, also of a reset; called if there are some."""
 
     def close(self) -> None:
         """Frees the environment's resources."""
@@ -156,20 +161,14 @@ class _DmEnv:
 
     def __init__(self, env: dm_env.Environment, where: str):
         self._env, self._where = env, where
-        observation = Nest(env.observation_spec())
+        declared: Any = env
         self._action = Nest(env.action_spec())
-        self.observation_spec = observation.unflatten(
-            [
-                _checked(s, f"{where}: observation{path}")
-                for s, path in zip(observation.leaves, observation.paths, strict=True)
-            ]
-        )
-        self.action_spec = self._action.unflatten(
-            [
-                _checked(s, f"{where}: action{path}", acting=True)
-                for s, path in zip(self._action.leaves, self._action.paths, strict=True)
-            ]
-        )
+        self.observation_spec = _checked_tree(env.observation_spec(), f"{where}: observation")
+        self.action_spec = _checked_tree(env.action_spec(), f"{where}: action", acting=True)
+        self.extras_spec: Tree = ()
+        if hasattr(declared, "extras_spec"):
+            self.extras_spec = _checked_tree(declared.extras_spec(), f"{where}: extras")
+            self.extras: Callable[[], Tree] = declared.extras
         self.announce: Announce | None = self._announce if hasattr(env, "announce") else None
         self.interrupt = getattr(env, "interrupt", None)
         self._has_metrics = hasattr(env, "last_metrics")
@@ -209,6 +208,12 @@ class _DmEnv:
         self._env.close()
 
 
+def _checked_tree(tree: Tree, where: str, *, acting: bool = False) -> Tree:
+    nest = Nest(tree)
+    found = zip(nest.leaves, nest.paths, strict=True)
+    return nest.unflatten([_checked(s, f"{where}{path}", acting=acting) for s, path in found])
+
+
 def _checked(spec: object, where: str, *, acting: bool = False) -> specs.Array:
     """Returns ``spec`` with dtypes of 32 bits; raises EnvError unless it is an array spec."""
     if not isinstance(spec, specs.Array) or isinstance(spec, specs.StringArray):
@@ -217,6 +222,14 @@ def _checked(spec: object, where: str, *, acting: bool = False) -> specs.Array:
         made = specs.DiscreteArray(spec.num_values, np.int64, spec.name)
         spec = with_start(made, start_of(spec))
     return narrow_spec(spec, where)
+
+
+def _declared(env: gymnasium.Env, name: str) -> Any:
+    """Returns an attribute of an environment or of one that it wraps; None if there is none."""
+    try:
+        return env.get_wrapper_attr(name)
+    except AttributeError:
+        return None
 
 
 class _GymnasiumEnv:
@@ -232,6 +245,11 @@ class _GymnasiumEnv:
             env.observation_space, f"{where}: observation_space", acting=False
         )
         self.action_spec = specs_of(env.action_space, f"{where}: action_space", acting=True)
+        self.extras_spec: Tree = ()
+        self._extras: dict[str, FromZero] = {}
+        self._info: Mapping[str, Any] = {}
+        if (space := _declared(env, "extras_space")) is not None:
+            self._declare_extras(space)
         self._casts = [action_cast(s) for s in self._action.leaves]
         self._from_zero = FromZero(self._observation, f"{where}: observation")
 
@@ -242,7 +260,29 @@ class _GymnasiumEnv:
             raise EnvError(
                 f"{self._where}: reset() must return (observation, info); got {_brief(result)}."
             )
+        self._info = result[1]
         return self._from_zero(result[0])
+
+    def extras(self) -> Tree:
+        lacks = [name for name in self._extras if name not in self._info]
+        if lacks:
+            raise EnvError(
+                f"{self._where}: the info of each reset and step must have the entries of "
+                f"extras_space; {', '.join(lacks)} is missing."
+            )
+        return {name: to(self._info[name]) for name, to in self._extras.items()}
+
+    def _declare_extras(self, space: Any) -> None:
+        from gymnasium import spaces
+
+        where = f"{self._where}: extras_space"
+        if not isinstance(space, spaces.Dict):
+            raise EnvError(f"{where} must be a Dict of the entries of info; got {space!r:.200}.")
+        self.extras_spec = specs_of(space, where, acting=False)
+        self._extras = {
+            name: FromZero(Nest(leaf_spaces(part, where)), f"{self._where}: extras[{name!r}]")
+            for name, part in space.spaces.items()
+        }
 
     def step(self, action: list[np.ndarray]) -> Outcome:
         cast = [to(a) for to, a in zip(self._casts, action, strict=True)]
@@ -253,6 +293,7 @@ class _GymnasiumEnv:
                 f"truncated, info); got {_brief(result)}."
             )
         observation, reward, terminated, truncated, info = result
+        self._info = info
         if type(terminated) is bool and type(truncated) is bool:  # the common case, checked fast
             return Outcome(
                 self._from_zero(observation),

@@ -19,7 +19,7 @@ from rlstack.envs.adapters import (
     too_wide,
 )
 from rlstack.envs.episode_metrics import numbers_of
-from rlstack.envs.nest import Nest, Tree
+from rlstack.envs.nest import Nest, StepNest, Tree
 from rlstack.envs.watch import Hangs, Watch
 
 # The values of rlstack.types.StepType, which worker processes cannot import: it needs JAX.
@@ -35,16 +35,16 @@ class TimestepBuffer(NamedTuple):
     step_type: np.ndarray  # [N] int32
     reward: np.ndarray  # [N] float32
     discount: np.ndarray  # [N] float32
-    leaves: list[np.ndarray]  # the observation's leaves, each [N, ...]
+    leaves: list[np.ndarray]  # the leaves of observation and extras (`StepNest`), each [N, ...]
 
 
-def empty_buffer(observation: list[specs.Array], size: int) -> TimestepBuffer:
-    """Returns a buffer for ``size`` environments; ``observation`` has the specs of the leaves."""
+def empty_buffer(leaves: list[specs.Array], size: int) -> TimestepBuffer:
+    """Returns a buffer for ``size`` environments and leaves of these specs."""
     return TimestepBuffer(
         np.zeros(size, np.int32),
         np.zeros(size, np.float32),
         np.ones(size, np.float32),
-        [np.zeros((size, *s.shape), s.dtype) for s in observation],
+        [np.zeros((size, *s.shape), s.dtype) for s in leaves],
     )
 
 
@@ -52,7 +52,7 @@ class AutoResetEnv:
     """One environment with checks, which resets itself on the step after LAST.
 
     Attributes:
-      observation: the observation's structure and specs.
+      shown: the structure and specs of observation and extras.
       action: the action's structure and specs.
     """
 
@@ -76,7 +76,7 @@ class AutoResetEnv:
         """
         self.where = f"Env {env_id} ({builder_name(builder)})"
         self._env = self._call("the builder", make_env, builder, options, seed, self.where)
-        self.observation = Nest(self._env.observation_spec)
+        self.shown = StepNest(self._env.observation_spec, self._env.extras_spec)
         self.action = Nest(self._env.action_spec)
         self._seed: int | None = seed
         self._index = index
@@ -164,11 +164,15 @@ class AutoResetEnv:
         return number
 
     def _put(self, buffer: TimestepBuffer, row: int, observation: Tree) -> None:
+        shown = self.shown
         try:
-            values = self.observation.flatten(observation, f"{self.where}: observation")
+            values = shown.observation.flatten(observation, f"{self.where}: observation")
+            if shown.extras.leaves:
+                extras = self._call("extras", self._env.extras)
+                values = [*values, *shown.extras.flatten(extras, f"{self.where}: extras")]
         except TypeError as error:
             raise EnvError(str(error)) from error
-        for i, (spec, value) in enumerate(zip(self.observation.leaves, values, strict=True)):
+        for i, (spec, value) in enumerate(zip(shown.leaves, values, strict=True)):
             target = buffer.leaves[i]
             if (  # the common case, checked fast
                 type(value) is np.ndarray
@@ -186,14 +190,13 @@ class AutoResetEnv:
                 and not np.can_cast(array.dtype, target.dtype, "same_kind")
             ):
                 raise EnvError(
-                    f"{self.where}: observation{self.observation.paths[i]} must be what its space "
+                    f"{self.where}: {shown.paths[i]} must be what its space "
                     f"declares, {spec.dtype} of shape {spec.shape}; got {array.dtype} of shape "
                     f"{array.shape}."
                 )
             target[row] = array
             if changed_by_cast(array, target[row]):
-                where = f"{self.where}: observation{self.observation.paths[i]}"
-                raise too_wide(where, target.dtype, array)
+                raise too_wide(f"{self.where}: {shown.paths[i]}", target.dtype, array)
 
 
 def build_all(
@@ -249,7 +252,7 @@ def spec_signature(env: AutoResetEnv) -> SpecSignature:
     """Returns path, shape and dtype of every leaf, to compare environments."""
     return [
         (path, tuple(spec.shape), str(spec.dtype))
-        for nest in (env.observation, env.action)
+        for nest in (env.shown.observation, env.action, env.shown.extras)
         for path, spec in zip(nest.paths, nest.leaves, strict=True)
     ]
 

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from rlstack.checks import EnvError
 from rlstack.envs.adapters import Options
-from rlstack.envs.nest import Nest
+from rlstack.envs.nest import Nest, StepNest
 from rlstack.envs.values import Range, brief, is_limited, own, own_spec
 from rlstack.specs.masks import no_choice_warning, without_choice
 from rlstack.types import Array, EnvSpec, PyTree, TimeStep
@@ -67,9 +67,10 @@ class Backend(Protocol):
         """Ends threads and processes and frees memory; safe to call twice."""
 
 
-def spec_fields(observation: Nest, action: Nest) -> tuple[EnvSpec, list[np.dtype], list[int]]:
+def spec_fields(shown: StepNest, action: Nest) -> tuple[EnvSpec, list[np.dtype], list[int]]:
     """Returns ``spec``, ``action_dtypes`` and ``action_offsets`` of a backend in Python."""
-    spec = EnvSpec(observation.unflatten(observation.leaves), action.unflatten(action.leaves))
+    observation, extras = shown.unflatten(shown.leaves)
+    spec = EnvSpec(observation, action.unflatten(action.leaves), extras)
     return spec, [np.dtype(s.dtype) for s in action.leaves], [0] * len(action.leaves)
 
 
@@ -268,46 +269,44 @@ class MaskCount:
 class StepCheck:
     """Checks whole batches of steps, so that it takes about a microsecond for each leaf.
 
-    Rewards and observations must be finite, and integers in observations within their bounds.
+    Rewards, observations and extras must be finite, and integers in them within their bounds.
     """
 
-    def __init__(self, name: str, observation_spec: PyTree, finite: bool = True):
+    def __init__(self, name: str, spec: EnvSpec, finite: bool = True):
         """Prepares the check.
 
         Args:
           name: the name of the environments in errors.
-          observation_spec: the spec of one observation.
+          spec: the spec of the environments.
           finite: whether NaN and infinity are errors.
         """
-        nest = Nest(observation_spec)
+        nest = StepNest(spec.observation, spec.extras)
         self._name, self._finite = name, finite
         named = list(enumerate(zip(nest.leaves, nest.paths, strict=True)))
         self._real = [
-            (i, f"observation{path}")
+            (i, path)
             for i, (spec, path) in named
             if finite and np.issubdtype(spec.dtype, np.floating)
         ]
         self._limited = [
-            (i, f"observation{path}", Range(spec), spec)
-            for i, (spec, path) in named
-            if is_limited(spec)
+            (i, path, Range(spec), spec) for i, (spec, path) in named if is_limited(spec)
         ]
-        self._checks_observations = bool(self._real or self._limited)
-        self._bare = nest.bare
+        self._checks_leaves = bool(self._real or self._limited)
+        self._bare = nest.observation.bare and not nest.extras.leaves
 
     def __call__(self, env_ids: np.ndarray, timestep: TimeStep) -> None:
-        """Checks the rewards and observations ``[B, ...]`` of the environments ``env_ids``.
+        """Checks the steps ``[B, ...]`` of the environments ``env_ids``.
 
         Raises:
-          EnvError: a reward or observation is NaN or infinite, or an observation is outside its
-            space.
+          EnvError: a reward, an observation or an extra is NaN or infinite, or an observation or an
+            extra is outside its space.
         """
         if self._finite and not _is_finite(timestep.reward):
             raise self._not_finite(env_ids, timestep.reward, "the reward")
-        if not self._checks_observations:
+        if not self._checks_leaves:
             return
-        observation = timestep.observation
-        leaves = [observation] if self._bare else jax.tree.leaves(observation)
+        shown = timestep.observation, timestep.extras
+        leaves = [timestep.observation] if self._bare else jax.tree.leaves(shown)
         for i, path in self._real:
             if not _is_finite(leaves[i]):
                 raise self._not_finite(env_ids, leaves[i], path)

@@ -37,17 +37,15 @@ class ForLoopBackend:
                 builder, config.options, seeds, config.step_info, config.first_index, watch
             )
         head = self._envs[0]
-        self._observation = head.observation
-        self.spec, self.action_dtypes, self.action_offsets = spec_fields(
-            head.observation, head.action
-        )
+        self._shown = head.shown
+        self.spec, self.action_dtypes, self.action_offsets = spec_fields(head.shown, head.action)
         self._size = config.size
         self._announced = [(i, env) for i, env in self._envs.items() if env.announces]
         self._buffer = self._fresh_buffer()
         self._metrics: dict[int, dict[str, float]] = {}  # id -> numbers of the last episode
 
     def _fresh_buffer(self) -> TimestepBuffer:
-        return empty_buffer(self._observation.leaves, self._size)
+        return empty_buffer(self._shown.leaves, self._size)
 
     def reset(self) -> None:
         """Starts a new episode in every environment."""
@@ -76,7 +74,7 @@ class ForLoopBackend:
         """Returns all rows."""
         step_type, reward, discount, leaves = self._buffer
         ids = np.arange(self._size, dtype=np.int32)
-        return ids, TimeStep(step_type, reward, discount, self._observation.unflatten(leaves))
+        return ids, TimeStep(step_type, reward, discount, *self._shown.unflatten(leaves))
 
     def episode_metrics(self, env_ids: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the numbers of the last episodes of these environments, by name."""

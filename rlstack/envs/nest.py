@@ -55,6 +55,30 @@ class Nest:
         return leaves[0] if self.bare else _fill(self._tree, leaves)
 
 
+class StepNest:
+    """The structure of what an environment shows in a step: its observation and its extras.
+
+    Attributes:
+      observation: the structure of observations.
+      extras: the structure of extras; it has no leaves if the environment declares none.
+      leaves: the leaves of the observation, then those of the extras.
+      paths: the path to each leaf, such as ``observation["camera"]`` or ``extras["cost"]``.
+    """
+
+    def __init__(self, observation: Tree, extras: Tree = ()):
+        self.observation, self.extras = Nest(observation), Nest(extras)
+        self.leaves = [*self.observation.leaves, *self.extras.leaves]
+        self.paths = [f"observation{path}" for path in self.observation.paths]
+        self.paths += [f"extras{path}" for path in self.extras.paths]
+
+    def unflatten(self, leaves: Sequence[Tree]) -> tuple[Tree, Tree]:
+        """Returns the observation and the extras with these leaves."""
+        if not self.extras.leaves:
+            return self.observation.unflatten(leaves), ()
+        number = len(self.observation.leaves)
+        return self.observation.unflatten(leaves), self.extras.unflatten(leaves[number:])
+
+
 def _rebuild(like: tuple | list, values: list[Tree]) -> Tree:
     if hasattr(like, "_fields"):
         return type(like)(*values)

@@ -42,7 +42,7 @@ class Pool:
         self._config = config
         self._nest, self._checks = action_checks(self._backend, copy=not self.is_sync)
         name = builder_name(name_or_builder)
-        self._check = StepCheck(name, self.spec.observation, config.check_finite)
+        self._check = StepCheck(name, self.spec, config.check_finite)
         self._masks = MaskCount(name, self.spec)
         self._failed = False
 

@@ -54,13 +54,11 @@ class ThreadBackend:
                 builder, config.options, seeds, config.step_info, config.first_index, watch
             )
         head = self._envs[0]
-        self._observation = head.observation
-        self.spec, self.action_dtypes, self.action_offsets = spec_fields(
-            head.observation, head.action
-        )
+        self._shown = head.shown
+        self.spec, self.action_dtypes, self.action_offsets = spec_fields(head.shown, head.action)
         self._announced = {i: env for i, env in self._envs.items() if env.announces}
         self._together = config.wait_num == config.size
-        self._buffer = empty_buffer(head.observation.leaves, config.size)
+        self._buffer = empty_buffer(head.shown.leaves, config.size)
         self._ids = np.arange(config.size, dtype=np.int32)
         self._metrics: dict[int, dict[str, float]] = {}  # id -> numbers of the last episode
         self._tasks: queue.SimpleQueue = queue.SimpleQueue()
@@ -125,9 +123,9 @@ class ThreadBackend:
             raise failure
         ids = self._ids if self._wait == self._size else np.array(found, np.int32)
         buffer = self._buffer
-        observation = self._observation.unflatten([leaf[ids] for leaf in buffer.leaves])
+        shown = self._shown.unflatten([leaf[ids] for leaf in buffer.leaves])
         return ids.copy(), TimeStep(
-            buffer.step_type[ids], buffer.reward[ids], buffer.discount[ids], observation
+            buffer.step_type[ids], buffer.reward[ids], buffer.discount[ids], *shown
         )
 
     def episode_metrics(self, env_ids: np.ndarray) -> dict[str, np.ndarray]:

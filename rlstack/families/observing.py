@@ -7,7 +7,7 @@ wrapped agent needs no change.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from rlstack.types import (
     AgentState,
     Array,
     Batch,
+    EnvSpec,
     LearnerOutput,
     LearnerState,
     Params,
@@ -110,10 +111,34 @@ class View:
         return found[0]
 
 
-class Observing(Wrapped):
-    """An agent that sees a function of the observations."""
+class ExtraView:
+    """Steps with one entry of their extras in the observation, for a critic.
 
-    def __init__(self, agent: Agent, view: View) -> None:
+    Attributes:
+      obs_spec: the spec of the observations without the entry.
+      seen_spec: the spec of observations with the entry: a dict, in which an observation that is
+        none has the name ``observation``.
+    """
+
+    def __init__(self, entry: str, spec: EnvSpec) -> None:
+        """Stores the name of the entry; `spec` has it among its extras."""
+        self._entry, self.obs_spec = entry, spec.observation
+        self.seen_spec = self._joined(spec.observation, spec.extras)
+
+    def __call__(self, timestep: TimeStep) -> TimeStep:
+        """Returns steps with any number of leading axes as the agent sees them."""
+        return timestep._replace(observation=self._joined(timestep.observation, timestep.extras))
+
+    def _joined(self, observation: PyTree, extras: PyTree) -> PyTree:
+        if not isinstance(observation, Mapping):
+            observation = {"observation": observation}
+        return {**observation, self._entry: extras[self._entry]}
+
+
+class Observing(Wrapped):
+    """An agent that sees a function of the steps."""
+
+    def __init__(self, agent: Agent, view: View | ExtraView) -> None:
         """Wraps an agent. Call `observing` instead, which chooses the class."""
         super().__init__(agent, view)
         self.view, self.obs_spec = view, view.obs_spec
@@ -155,7 +180,7 @@ class ObservingEpochs(Observing, WrappedEpochs):
         return self.agent.prepare(params, learner_state, self._seen(batch))
 
 
-def observing(agent: Agent, view: View) -> Agent:
+def observing(agent: Agent, view: View | ExtraView) -> Agent:
     """Returns the wrapped agent, whose observations are those of the environment.
 
     Args:

@@ -285,15 +285,15 @@ def faults(env: BatchedEnv, timestep: TimeStep, finite: bool) -> Array:
       timestep: the steps.
       finite: whether NaN and infinity are wrong.
     """
-    bad = OUTSIDE * env.outside(timestep.observation).astype(jnp.uint8)
+    bad = OUTSIDE * env.outside(timestep).astype(jnp.uint8)
     return bad | NOT_FINITE * _not_finite(timestep).astype(jnp.uint8) if finite else bad
 
 
 def _not_finite(timestep: TimeStep) -> Array:
-    """Returns where a reward or an observation is not finite, ``[B]`` bool."""
+    """Returns where a reward, an observation or an extra is not finite, ``[B]`` bool."""
     rows = timestep.reward.shape[0]
     bad = jnp.zeros(rows, bool)
-    for x in [timestep.reward, *jax.tree.leaves(timestep.observation)]:
+    for x in [timestep.reward, *jax.tree.leaves((timestep.observation, timestep.extras))]:
         if jnp.issubdtype(x.dtype, jnp.floating):
             bad |= ~jnp.isfinite(x).reshape((rows, -1)).all(axis=1)
     return bad

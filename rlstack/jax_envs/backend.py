@@ -12,7 +12,7 @@ import numpy as np
 
 from rlstack.checks import EnvError
 from rlstack.envs.backend import PoolConfig, spec_fields
-from rlstack.envs.nest import Nest
+from rlstack.envs.nest import Nest, StepNest
 from rlstack.jax_envs.environment import BatchedEnv, BatchState
 from rlstack.jax_envs.factory import JaxEnvBuilder, make_batch, resolve
 from rlstack.jax_envs.game import BatchedGame
@@ -80,7 +80,7 @@ class JaxBackend:
         self._wait = config.wait_num
         self._action = Nest(env.spec.action)
         self.spec, self.action_dtypes, self.action_offsets = spec_fields(
-            Nest(env.spec.observation), self._action
+            StepNest(env.spec.observation, env.spec.extras), self._action
         )
         self._ids = np.arange(config.size, dtype=np.int32)
         self._rng_key = env.keys([config.seed + i for i in range(config.size)])

@@ -7,7 +7,7 @@ the time rules of `rlstack.types`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,9 @@ class JaxEnv(Protocol):
 
     An object holds only settings. States and observations are pytrees of arrays, whose shapes and
     dtypes never change.
+
+    Optional methods ``extras_spec()`` and ``extras(state)`` show further signals of the step that
+    led to a state, such as a cost: a pytree of ``dm_env.specs``, and arrays of these specs.
 
     Optional members, for people who watch: ``render(state)`` returns a picture of a state, uint8
     ``[H, W, 3]``, or text, or None if it cannot be drawn here; it is not compiled, and gets numpy
@@ -75,7 +78,7 @@ class BatchedEnv:
     seats, whose rows are seats.
 
     Attributes:
-      spec: the specs of one observation and one action, without a batch axis.
+      spec: the specs of one observation, one action and the extras, without a batch axis.
     """
 
     def __init__(self, env: JaxEnv, seats: tuple[int, ...] = ()) -> None:
@@ -91,7 +94,8 @@ class BatchedEnv:
             step changes the structure or a shape of the state.
         """
         self._env, self._seats = env, seats
-        spec = EnvSpec(env.observation_spec(), env.action_spec())
+        extras_spec: PyTree = getattr(env, "extras_spec", tuple)()
+        spec = EnvSpec(env.observation_spec(), env.action_spec(), extras_spec)
         self._check_specs(spec)
         self.spec = jax.tree.map(with_open_bounds, spec)
         key = jax.eval_shape(jax.random.PRNGKey, 0)
@@ -102,6 +106,9 @@ class BatchedEnv:
         outcome = jax.eval_shape(env.step, key, state, action)
         self._check("reset: the observation", observation)
         self._check("step: the observation", outcome.observation)
+        if jax.tree.leaves(spec.extras):
+            extras = jax.eval_shape(cast(Any, env).extras, state)
+            self._check("extras", extras, self.spec.extras)
         self._dtypes = self._common_dtypes(state, outcome.state)
 
     def keys(self, seeds: Sequence[int] | Array) -> PRNGKey:
@@ -124,6 +131,7 @@ class BatchedEnv:
             jnp.zeros(over.shape, jnp.float32),
             jnp.ones(over.shape, jnp.float32),
             observation,
+            self._extras(env),
         )
         return BatchState(env, rng_key, ~over), timestep
 
@@ -145,14 +153,16 @@ class BatchedEnv:
             jnp.where(state.over, 0.0, reward),
             jnp.where(terminated & ~state.over, 0.0, 1.0).astype(jnp.float32),
             observation,
+            self._extras(env),
         )
         return BatchState(env, next_key, ends), timestep
 
-    def outside(self, observation: PyTree) -> Array:
-        """Returns where integers of an observation ``[B, ...]`` leave their spec, ``[B]`` bool."""
-        leaves = jax.tree.leaves(observation)
+    def outside(self, timestep: TimeStep) -> Array:
+        """Returns where integers of steps ``[B, ...]`` leave their spec, ``[B]`` bool."""
+        shown = self.spec.observation, self.spec.extras
+        leaves = jax.tree.leaves((timestep.observation, timestep.extras))
         found = jnp.zeros(leaves[0].shape[0], bool)
-        for spec, x in zip(jax.tree.leaves(self.spec.observation), leaves, strict=True):
+        for spec, x in zip(jax.tree.leaves(shown), leaves, strict=True):
             if is_limited(spec):
                 bad = (x < spec.minimum) | (x > spec.maximum)
                 found |= bad.reshape((len(found), -1)).any(axis=1)
@@ -209,6 +219,14 @@ class BatchedEnv:
         # An accelerator's branch would wait for its condition on the host.
         return jax.lax.platform_dependent(cpu=begin_some, default=begin)
 
+    def _extras(self, env: PyTree) -> PyTree:
+        """Returns the extras of states ``[B, ...]``, in the dtypes of their spec."""
+        spec = self.spec.extras
+        if not jax.tree.leaves(spec):
+            return ()
+        shown = jax.vmap(cast(Any, self._env).extras)(env)
+        return jax.tree.map(lambda leaf, x: jnp.asarray(x, leaf.dtype), spec, shown)
+
     def _typed(self, env: PyTree) -> PyTree:
         return jax.tree.map(lambda x, dtype: jnp.asarray(x, dtype), env, self._dtypes)
 
@@ -233,15 +251,15 @@ class BatchedEnv:
         return jax.tree.map(lambda x, y: jnp.promote_types(x.dtype, y.dtype), first, later)
 
     def _check_specs(self, specs: EnvSpec) -> None:
-        for name, tree in zip(("observation", "action"), specs, strict=True):
+        for name, tree in specs._asdict().items():
             for spec in jax.tree.leaves(tree):
                 if not hasattr(spec, "shape") or not hasattr(spec, "dtype"):
                     raise self._error(f"{name}_spec must be a pytree of dm_env.specs", repr(spec))
                 if jax.dtypes.canonicalize_dtype(spec.dtype) != spec.dtype:
                     raise self._error(f"{name}_spec must have dtypes that JAX has", str(spec.dtype))
 
-    def _check(self, what: str, observation: PyTree) -> None:
-        wanted = self.spec.observation
+    def _check(self, what: str, observation: PyTree, wanted: PyTree = None) -> None:
+        wanted = self.spec.observation if wanted is None else wanted
         if jax.tree.structure(observation) != jax.tree.structure(wanted):
             structure = jax.tree.structure(observation)
             raise self._error(f"{what} must have the structure of its spec", structure)

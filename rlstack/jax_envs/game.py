@@ -30,7 +30,8 @@ class JaxGame(Protocol):
 
     An object holds only settings, as that of a `rlstack.jax_envs.environment.JaxEnv`. Methods
     ``state_spec()`` and ``critic_state(state)`` may show the whole state, for a critic that sees
-    more than a seat does. ``render`` and ``render_fps`` are optional as those of a `JaxEnv`.
+    more than a seat does. ``extras_spec()`` and ``extras(state)`` are optional as those of a
+    `JaxEnv`; extras are ``[S, ...]`` of each seat. So are ``render`` and ``render_fps``.
     """
 
     @property
@@ -97,7 +98,11 @@ class BatchedGame(BatchedEnv):
         next_key, env, observation = jax.vmap(self._first)(rng_key[:: self.num_seats])
         ones = jnp.ones(rows, jnp.float32)
         timestep = TimeStep(
-            jnp.full(rows, StepType.FIRST, jnp.int32), 0 * ones, ones, self._rows(observation)
+            jnp.full(rows, StepType.FIRST, jnp.int32),
+            0 * ones,
+            ones,
+            self._rows(observation),
+            self._rows(self._extras(env)),
         )
         return BatchState(env, self._spread(next_key), jnp.zeros(rows, bool)), timestep
 
@@ -123,6 +128,7 @@ class BatchedGame(BatchedEnv):
             jnp.where(over, 0.0, self._rows(reward)),
             jnp.where(terminated, 0.0, 1.0).astype(jnp.float32),
             self._rows(observation),
+            self._rows(self._extras(env)),
         )
         over = (over & ~self._spread(begins)) | ends
         return BatchState(env, self._spread(next_key), over), timestep

@@ -85,6 +85,14 @@ class _Showing:
         """Returns the specs of the game."""
         return self._game.action_spec()
 
+    def extras_spec(self) -> PyTree:
+        """Returns the specs of the game's extras; () if it has none."""
+        return getattr(self._game, "extras_spec", tuple)()
+
+    def extras(self, state: PyTree) -> PyTree:
+        """Returns the game's extras of all seats."""
+        return self._game.extras(state)
+
     @property
     def render_fps(self) -> float | None:
         """The game's frames per second; None if the game has none."""

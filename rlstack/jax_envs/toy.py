@@ -109,3 +109,58 @@ class DeepSea:
     def _board(self, state: DeepSeaState) -> Array:
         board = jnp.zeros((self._size, self._size), jnp.float32)
         return board.at[state.row, state.column].set(1.0, mode="drop")
+
+
+class ErrandState(NamedTuple):
+    """The state of an errand."""
+
+    distance: Array  # [] int32, from the goal; negative on its left
+    time: Array  # [] int32
+    fee: Array  # [] float32
+
+
+class Errand:
+    """A walker on a line sees its goal, but not the fee that this episode takes or pays per step.
+
+    It starts up to 8 steps from the goal, and moves left, stays or moves right. A step's reward is
+    the episode's fee, uniform in [-fee, fee], minus the distance after the step. No action changes
+    the fee, so it is noise for a critic that does not see it; it is an entry of the extras. An
+    episode is truncated after 32 steps. The best policy has a mean return of -168 / 17, about -9.9.
+    """
+
+    def __init__(self, fee: float = 4.0):
+        self._fee = fee
+
+    def observation_spec(self) -> specs.Array:
+        """Returns the spec of the distance, in starting distances."""
+        return specs.Array((1,), np.float32, "distance")
+
+    def action_spec(self) -> specs.DiscreteArray:
+        """Returns the spec of the three moves: left, stay, right."""
+        return specs.DiscreteArray(3, np.int32, "move")
+
+    def extras_spec(self) -> dict[str, specs.Array]:
+        """Returns the spec of the fee."""
+        return {"fee": specs.Array((), np.float32, "fee")}
+
+    def extras(self, state: ErrandState) -> dict[str, Array]:
+        """Returns the fee of the episode."""
+        return {"fee": state.fee}
+
+    def reset(self, rng_key: PRNGKey) -> tuple[ErrandState, Array]:
+        """Draws a place to start from, and a fee."""
+        place_key, fee_key = jax.random.split(rng_key)
+        distance = jax.random.randint(place_key, (), -8, 9)
+        fee = self._fee * jax.random.uniform(fee_key, (), minval=-1.0, maxval=1.0)
+        state = ErrandState(distance, jnp.zeros((), jnp.int32), fee)
+        return state, self._observe(state)
+
+    def step(self, rng_key: PRNGKey, state: ErrandState, action: Array) -> Outcome:
+        """Moves."""
+        del rng_key
+        after = ErrandState(state.distance + action - 1, state.time + 1, state.fee)
+        reward = after.fee - jnp.abs(after.distance)
+        return Outcome(after, self._observe(after), reward, False, after.time == 32)
+
+    def _observe(self, state: ErrandState) -> Array:
+        return state.distance[None].astype(jnp.float32) / 8.0

@@ -23,12 +23,12 @@ from rlstack.networks.configured import (
 )
 from rlstack.networks.precision import in_own_precision
 from rlstack.networks.ragged.entity_layout import is_entity_spec
-from rlstack.networks.torsos import has_critic_state
+from rlstack.networks.torsos import critic_entry, has_critic_state, require_critic_entry
 from rlstack.types import PyTree
 
 _SHARED = (
-    "actor_critic: shared must be False if the observation has an entry critic_state, which the "
-    "policy must not see; got True. Set --network.shared False."
+    "actor_critic: shared must be False if the observation has an entry {}, which the policy must "
+    "not see; got True. Set --network.shared False."
 )
 
 
@@ -42,9 +42,11 @@ def actor_critic(
     these names. With options ``cfg.critic``, the value has a torso and a core (``value_core``) of
     its own. Observations of entities use `ragged_transformer` with ``cfg.entities``.
 
-    If the observation is a dict with an entry ``critic_state``, only the value depends on this
-    entry, as in MAPPO (Yu et al. 2022, arXiv:2103.01955): its torso sees what ``cfg.critic_input``
-    says. With a recurrent core, the core is then the policy's alone, and the value has none.
+    If the observation is a dict with the entry ``cfg.critic_observation``, by default
+    ``critic_state``, only the value depends on this entry (Pinto et al. 2018, arXiv:1710.06542), as
+    in MAPPO (Yu et al. 2022, arXiv:2103.01955): its torso sees what ``cfg.critic_input`` says. With
+    a recurrent core, the core is then the policy's alone, and the value has none, unless
+    ``cfg.critic.core`` gives it one.
 
     Args:
       obs_spec: pytree of ``dm_env.specs`` of one observation.
@@ -52,8 +54,9 @@ def actor_critic(
       cfg: the architecture; None takes the defaults.
 
     Raises:
-      ValueError: cfg has noisy layers, an option that observations of entities do not have, or a
-        shared torso where only the value sees a part of the observation.
+      ValueError: cfg has noisy layers, an option that observations of entities do not have, an
+        entry for the critic that the observation does not have, or a shared torso where only the
+        value sees a part of the observation.
     """
     cfg = cfg or NetworkConfig()
     if is_entity_spec(obs_spec):
@@ -98,11 +101,13 @@ def _with_heads(
     obs_spec: PyTree, cfg: NetworkConfig, heads: Callable[[jax.Array, jax.Array], PyTree]
 ) -> Network:
     """Builds the layers before the heads, which take the features of policy and value."""
-    if not has_critic_state(obs_spec):
-        cfg.require_unused("observations without an entry critic_state", "critic_input")
-    centralised, of_critic = has_critic_state(obs_spec), cfg.of_critic()
+    require_critic_entry(cfg, obs_spec)
+    entry, of_critic = critic_entry(cfg), cfg.of_critic()
+    centralised = has_critic_state(obs_spec, entry)
+    if not centralised:
+        cfg.require_unused(f"observations without an entry {entry}", "critic_input")
     if centralised and cfg.shared:
-        raise ValueError(_SHARED)
+        raise ValueError(_SHARED.format(entry))
     if cfg.has_critic and cfg.shared:
         raise ValueError(
             "actor_critic: shared must be False if the critic has options of its own; got True. "
@@ -154,7 +159,8 @@ def policy_network(
     """Builds a network that returns the parameters of the action distribution, ``[B, n]``.
 
     The modules are named ``torso``, ``core`` and ``policy_head``. Observations of entities use
-    `ragged_policy` with ``cfg.entities``. Arguments and errors are those of `actor_critic`.
+    `ragged_policy` with ``cfg.entities``. The policy does not see ``cfg.critic_observation``.
+    Arguments and errors are those of `actor_critic`.
     """
     cfg = cfg or NetworkConfig()
     if is_entity_spec(obs_spec):
@@ -164,6 +170,7 @@ def policy_network(
         return ragged_policy(obs_spec, action_spec, cfg.entities)
     _check("policy_network", cfg, action_spec)
     cfg.require_unused("a policy without a value", "shared", "critic", "critic_input")
+    require_critic_entry(cfg, obs_spec)
 
     def encode(observation: PyTree, is_training: bool) -> jax.Array:
         return features_of(cfg, obs_spec, observation, "torso", is_training)

@@ -207,14 +207,15 @@ def as_float32(output: PyTree) -> PyTree:
     return jax.tree.map(cast, output)
 
 
-def dummy_timestep(obs_spec: PyTree, batch_size: int = 1) -> TimeStep:
-    """Returns FIRST steps with zero observations, ``[B, ...]``, to initialise networks."""
-    observation = jax.tree.map(
-        lambda spec: jnp.zeros((batch_size, *spec.shape), spec.dtype), obs_spec
+def dummy_timestep(obs_spec: PyTree, batch_size: int = 1, extras_spec: PyTree = ()) -> TimeStep:
+    """Returns FIRST steps with zero observations and extras, ``[B, ...]``, for shapes."""
+    observation, extras = jax.tree.map(
+        lambda spec: jnp.zeros((batch_size, *spec.shape), spec.dtype), (obs_spec, extras_spec)
     )
     return TimeStep(
         step_type=jnp.zeros(batch_size, jnp.int32),
         reward=jnp.zeros(batch_size, jnp.float32),
         discount=jnp.ones(batch_size, jnp.float32),
         observation=observation,
+        extras=extras,
     )

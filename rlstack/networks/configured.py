@@ -25,6 +25,7 @@ from rlstack.networks.torsos import (
     NatureTorso,
     Reader,
     ResidualTorso,
+    critic_entry,
     is_image_batch,
     observation_entries,
     observation_features,
@@ -99,7 +100,9 @@ def features_of(
     if cfg.torso in DENSE_TORSOS:
         torso = torso_of(cfg, name, is_training)
         return torso(dense_features(cfg, obs_spec, observation, reader))
-    entries = observation_entries(obs_spec, observation, cfg.scale_pixels, reader, cfg.image_axes)
+    entries = observation_entries(
+        obs_spec, observation, cfg.scale_pixels, reader, cfg.image_axes, critic_entry(cfg)
+    )
     if not any(map(is_image_batch, entries.values())):
         shapes = ", ".join(str(tuple(x.shape[1:])) for x in entries.values())
         raise ValueError(
@@ -122,7 +125,8 @@ def dense_features(
 ) -> jax.Array:
     """Returns an observation as one array ``[B, ...]`` for dense layers; see `features_of`."""
     axes = DENSE if cfg.image_axes == "auto" else cfg.image_axes
-    return observation_features(obs_spec, observation, cfg.scale_pixels, reader, axes)
+    entry = critic_entry(cfg)
+    return observation_features(obs_spec, observation, cfg.scale_pixels, reader, axes, entry)
 
 
 def torso_of(

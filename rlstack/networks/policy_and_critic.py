@@ -2,9 +2,10 @@
 
 These agents take a factory ``(obs_spec, action_spec) -> PolicyAndCritic``. The factories in this
 module build both networks from a `NetworkConfig`, whose ``critic`` says what the critic has of its
-own: another size, norm, dropout or precision. Your own factory may return any two feed-forward
-networks with the inputs and outputs documented below. The agent chooses the number of critics and
-makes an `ensemble` from the single critic.
+own: another size, norm, dropout or precision. With ``critic_observation``, the critic sees an entry
+of the observation that the policy does not (Pinto et al. 2018, arXiv:1710.06542). Your own factory
+may return any two feed-forward networks with the inputs and outputs documented below. The agent
+chooses the number of critics and makes an `ensemble` from the single critic.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from rlstack.networks.configured import (
 )
 from rlstack.networks.layers.linear import Linear
 from rlstack.networks.q_network import distributional_q_network, q_network
+from rlstack.networks.torsos import Reader, require_critic_entry
 from rlstack.stateful_params import TrainingParams
 from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep
 
@@ -59,12 +61,16 @@ def policy_and_critic(
     """Builds a stochastic policy and its critic, for one discrete or one continuous action.
 
     Raises:
-      ValueError: cfg has a recurrent core or noisy layers.
+      ValueError: cfg has a recurrent core or noisy layers, or names an entry for the critic that
+        the observation does not have.
     """
     discrete = isinstance(action_spec, specs.DiscreteArray)
-    cfg, critic_cfg = _checked(cfg, "policy_and_critic", discrete=discrete)
+    cfg, critic_cfg = _checked(cfg, obs_spec, "policy_and_critic", discrete=discrete)
     size = distributions.num_parameters(action_spec)
-    critic = (q_network if discrete else _action_critic)(obs_spec, action_spec, critic_cfg)
+    if discrete:
+        critic = q_network(obs_spec, action_spec, critic_cfg, _reader(critic_cfg))
+    else:
+        critic = _action_critic(obs_spec, action_spec, critic_cfg)
     return PolicyAndCritic(_policy(obs_spec, size, cfg), critic)
 
 
@@ -77,14 +83,15 @@ def policy_and_distributional_critic(
     agent interprets them as logits of atoms or as values at quantiles.
 
     Raises:
-      ValueError: cfg has a recurrent core or noisy layers.
+      ValueError: cfg has a recurrent core or noisy layers, or names an entry for the critic that
+        the observation does not have.
     """
     discrete = isinstance(action_spec, specs.DiscreteArray)
     where = "policy_and_distributional_critic"
-    cfg, critic_cfg = _checked(cfg, where, discrete=discrete, atoms=True)
+    cfg, critic_cfg = _checked(cfg, obs_spec, where, discrete=discrete, atoms=True)
     size = distributions.num_parameters(action_spec)
     if discrete:
-        critic = distributional_q_network(obs_spec, action_spec, critic_cfg)
+        critic = distributional_q_network(obs_spec, action_spec, critic_cfg, _reader(critic_cfg))
     else:
         critic = _action_critic(obs_spec, action_spec, critic_cfg, critic_cfg.num_atoms)
     return PolicyAndCritic(_policy(obs_spec, size, cfg), critic)
@@ -96,9 +103,10 @@ def deterministic_policy_and_critic(
     """Builds a deterministic policy and its critic, for one continuous action.
 
     Raises:
-      ValueError: cfg has a recurrent core or noisy layers.
+      ValueError: cfg has a recurrent core or noisy layers, or names an entry for the critic that
+        the observation does not have.
     """
-    cfg, critic_cfg = _checked(cfg, "deterministic_policy_and_critic")
+    cfg, critic_cfg = _checked(cfg, obs_spec, "deterministic_policy_and_critic")
     policy = _policy(obs_spec, int(np.prod(action_spec.shape)), cfg)
     return PolicyAndCritic(policy, _action_critic(obs_spec, action_spec, critic_cfg))
 
@@ -109,9 +117,11 @@ def deterministic_policy_and_distributional_critic(
     """Builds a deterministic policy, and a critic that gives ``num_atoms`` numbers, ``[B, N]``.
 
     Raises:
-      ValueError: cfg has a recurrent core or noisy layers.
+      ValueError: cfg has a recurrent core or noisy layers, or names an entry for the critic that
+        the observation does not have.
     """
-    cfg, critic_cfg = _checked(cfg, "deterministic_policy_and_distributional_critic", atoms=True)
+    where = "deterministic_policy_and_distributional_critic"
+    cfg, critic_cfg = _checked(cfg, obs_spec, where, atoms=True)
     policy = _policy(obs_spec, int(np.prod(action_spec.shape)), cfg)
     critic = _action_critic(obs_spec, action_spec, critic_cfg, critic_cfg.num_atoms)
     return PolicyAndCritic(policy, critic)
@@ -160,12 +170,25 @@ def ensemble(network: Network, size: int) -> Network:
     )
 
 
+def _reader(cfg: NetworkConfig) -> Reader:
+    """Returns which entries a critic sees: by default those of the policy."""
+    return cfg.critic_input if cfg.critic_observation else "policy"
+
+
 def _checked(
-    cfg: NetworkConfig | None, where: str, *, discrete: bool = False, atoms: bool = False
+    cfg: NetworkConfig | None,
+    obs_spec: PyTree,
+    where: str,
+    *,
+    discrete: bool = False,
+    atoms: bool = False,
 ) -> tuple[NetworkConfig, NetworkConfig]:
     """Returns the options of the policy and of the critic."""
     cfg = cfg or NetworkConfig(hidden_sizes=(256, 256), activation="relu")
-    cfg.require_unused("a policy and critics", "shared", "critic_input", "policy_log_std")
+    cfg.require_unused("a policy and critics", "shared", "policy_log_std")
+    require_critic_entry(cfg, obs_spec)
+    if cfg.critic_observation is None:
+        cfg.require_unused("a critic that sees what the policy sees", "critic_input")
     cfg.require_unused("critics", *(() if atoms else ("num_atoms",)), "num_cosines", "entities")
     if not discrete:
         cfg.require_unused("critics of continuous actions", "duelling")
@@ -199,16 +222,18 @@ def _action_critic(
     obs_spec: PyTree, action_spec: specs.Array, cfg: NetworkConfig, num_atoms: int = 0
 ) -> Network:
     """Builds a critic with outputs ``[B]``, or ``[B, num_atoms]`` if there are atoms."""
+    reader = _reader(cfg)
 
     def forward(inputs: CriticInput, is_training: bool) -> jax.Array:
         if cfg.torso in DENSE_TORSOS:
-            seen = dense_features(cfg, obs_spec, inputs.observation)
+            seen = dense_features(cfg, obs_spec, inputs.observation, reader)
             flat = seen.reshape((seen.shape[0], -1))
             torso = torso_of(cfg, "torso", is_training)
             hidden = torso(jnp.concatenate([flat, inputs.action], axis=-1))
         else:
             # The action is concatenated after the convolutions; one more layer combines the two.
-            features = features_of(cfg, obs_spec, inputs.observation, "torso", is_training)
+            seen = inputs.observation
+            features = features_of(cfg, obs_spec, seen, "torso", is_training, reader)
             joined = jnp.concatenate([features, inputs.action], axis=-1)
             init = hk.initializers.Orthogonal(np.sqrt(2))
             hidden = jax.nn.relu(Linear(cfg.hidden_sizes[-1], w_init=init)(joined))

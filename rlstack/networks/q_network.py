@@ -16,14 +16,19 @@ from rlstack.configs.network import NetworkConfig
 from rlstack.networks.base import Network
 from rlstack.networks.configured import features_of, feed_forward_of, head_of, recurrent_of
 from rlstack.networks.layers.linear import linear
+from rlstack.networks.torsos import Reader
 from rlstack.types import Array, PyTree
 
 # What networks of action values do not have.
-_UNUSED = ("shared", "critic", "critic_input", "policy_log_std", "entities")
+_UNUSED = ("shared", "critic", "policy_log_std", "entities")
+_OF_CRITICS = ("critic_observation", "critic_input")
 
 
 def q_network(
-    obs_spec: PyTree, action_spec: specs.DiscreteArray, cfg: NetworkConfig | None = None
+    obs_spec: PyTree,
+    action_spec: specs.DiscreteArray,
+    cfg: NetworkConfig | None = None,
+    reader: Reader = "policy",
 ) -> Network:
     """Builds a network that returns the action values, ``[B, A]``.
 
@@ -34,14 +39,19 @@ def q_network(
       obs_spec: pytree of ``dm_env.specs`` of one observation.
       action_spec: one discrete action.
       cfg: the torso and the optional recurrent core.
+      reader: which entries it sees: those of a policy, or those of a policy's critic.
 
     Raises:
       WrongKindError: the action is not a single discrete one.
     """
     cfg = cfg or NetworkConfig(activation="relu")
     num_actions = _count_actions("q_network", action_spec)
-    cfg.require_unused("a network of action values", *_UNUSED, "num_atoms", "num_cosines")
-    return _encoded(obs_spec, cfg, lambda features: _heads(cfg, num_actions, 1, features)[..., 0])
+    _check_unused("a network of action values", cfg, reader, "num_atoms", "num_cosines")
+
+    def decode(features: jax.Array) -> jax.Array:
+        return _heads(cfg, num_actions, 1, features)[..., 0]
+
+    return _encoded(obs_spec, cfg, decode, reader)
 
 
 def q_network_without_noise(
@@ -61,7 +71,10 @@ def q_network_without_noise(
 
 
 def distributional_q_network(
-    obs_spec: PyTree, action_spec: specs.DiscreteArray, cfg: NetworkConfig | None = None
+    obs_spec: PyTree,
+    action_spec: specs.DiscreteArray,
+    cfg: NetworkConfig | None = None,
+    reader: Reader = "policy",
 ) -> Network:
     """Builds a network that returns ``cfg.num_atoms`` numbers per action, ``[B, A, N]``.
 
@@ -70,10 +83,12 @@ def distributional_q_network(
     """
     cfg = cfg or NetworkConfig(activation="relu")
     num_actions = _count_actions("distributional_q_network", action_spec)
-    cfg.require_unused("a network of distributions", *_UNUSED, "num_cosines")
-    return _encoded(
-        obs_spec, cfg, lambda features: _heads(cfg, num_actions, cfg.num_atoms, features)
-    )
+    _check_unused("a network of distributions", cfg, reader, "num_cosines")
+
+    def decode(features: jax.Array) -> jax.Array:
+        return _heads(cfg, num_actions, cfg.num_atoms, features)
+
+    return _encoded(obs_spec, cfg, decode, reader)
 
 
 class AtFractions(NamedTuple):
@@ -103,7 +118,7 @@ def implicit_q_network(
     """
     cfg = cfg or NetworkConfig(activation="relu")
     num_actions = _count_actions("implicit_q_network", action_spec)
-    cfg.require_unused("an implicit network", *_UNUSED, "num_atoms")
+    _check_unused("an implicit network", cfg, "policy", "num_atoms")
     if cfg.core != "none":
         raise ValueError(
             f"implicit_q_network: the network must be feed-forward; got core={cfg.core!r}. "
@@ -138,13 +153,21 @@ def _count_actions(where: str, action_spec: specs.Array) -> int:
     return int(np.asarray(action_spec.num_values))
 
 
+def _check_unused(what: str, cfg: NetworkConfig, reader: Reader, *more: str) -> None:
+    """Raises a ValueError if the network would ignore an option."""
+    cfg.require_unused(what, *_UNUSED, *more, *(_OF_CRITICS if reader == "policy" else ()))
+
+
 def _encoded(
-    obs_spec: PyTree, cfg: NetworkConfig, decode: Callable[[jax.Array], jax.Array]
+    obs_spec: PyTree,
+    cfg: NetworkConfig,
+    decode: Callable[[jax.Array], jax.Array],
+    reader: Reader,
 ) -> Network:
     """Builds a network from the configured torso, the optional core, and ``decode``."""
 
     def encode(observation: PyTree, is_training: bool) -> jax.Array:
-        return features_of(cfg, obs_spec, observation, "torso", is_training)
+        return features_of(cfg, obs_spec, observation, "torso", is_training, reader)
 
     if cfg.core != "none":
         return recurrent_of(cfg, encode, decode, obs_spec)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from rlstack.configs.network import ImageAxes
+from rlstack.configs.network import ImageAxes, NetworkConfig
 from rlstack.networks.layers.convolution import Conv2D
 from rlstack.networks.layers.dense import PLAIN, Block, dense, normalised, residual_block
 from rlstack.networks.layers.linear import Linear, linear
@@ -24,8 +24,8 @@ from rlstack.types import PyTree
 
 _NATURE_SIZE = 36  # each side: smaller images have no pixel left after the third convolution
 # Like `ACTION_MASK`, an entry of a dict observation that has a meaning of its own.
-CRITIC_STATE = "critic_state"  # an entry that only critics see, in learning: a game's state
-# Whose torso reads an observation. A policy never sees an entry CRITIC_STATE; a critic sees it with
+CRITIC_STATE = "critic_state"  # the usual name of an entry that only critics see: a game's state
+# Whose torso reads an observation. A policy never sees the entry for critics; a critic sees it with
 # the other entries (all), or alone (state).
 Reader = Literal["policy", "all", "state"]
 # Dense layers learn from any order. They get uint8 images with the shortest axis last, as params
@@ -40,24 +40,45 @@ def action_mask(observation: PyTree) -> jax.Array | None:
     return None
 
 
-def has_critic_state(tree: PyTree) -> bool:
-    """Returns whether an observation or its spec has an entry that only a critic sees."""
-    return isinstance(tree, Mapping) and CRITIC_STATE in tree
+def critic_entry(cfg: NetworkConfig) -> str:
+    """Returns the name of the entry of a dict observation that only critics see, if it is there."""
+    return cfg.critic_observation or CRITIC_STATE
 
 
-def without_critic_state(tree: PyTree) -> PyTree:
+def require_critic_entry(cfg: NetworkConfig, obs_spec: PyTree) -> None:
+    """Raises a ValueError if ``cfg.critic_observation`` names no entry that a policy can lack."""
+    name = cfg.critic_observation
+    if name is None:
+        return
+    names = sorted(obs_spec) if isinstance(obs_spec, Mapping) else []
+    usable = [entry for entry in names if entry != ACTION_MASK]
+    if name not in usable or len(usable) == 1:
+        raise ValueError(
+            "NetworkConfig: critic_observation must name an entry of the observation, or of the "
+            "extras of a step, and leave the policy another one; got "
+            f"{name!r} for {'the entries ' + ', '.join(names) if names else 'a plain array'}. "
+            "Use --network.critic-observation none if the critic sees what the policy sees."
+        )
+
+
+def has_critic_state(tree: PyTree, entry: str = CRITIC_STATE) -> bool:
+    """Returns whether an observation or its spec has the entry that only a critic sees."""
+    return isinstance(tree, Mapping) and entry in tree
+
+
+def without_critic_state(tree: PyTree, entry: str = CRITIC_STATE) -> PyTree:
     """Removes the entry that only a critic sees from an observation or its spec."""
-    if has_critic_state(tree):
-        return {name: value for name, value in tree.items() if name != CRITIC_STATE}
+    if has_critic_state(tree, entry):
+        return {name: value for name, value in tree.items() if name != entry}
     return tree
 
 
-def entries_for(reader: Reader, tree: PyTree) -> PyTree:
+def entries_for(reader: Reader, tree: PyTree, critic_entry: str = CRITIC_STATE) -> PyTree:
     """Returns the part of an observation or its spec that a reader's torso sees."""
-    if reader == "state" and has_critic_state(tree):
-        return tree[CRITIC_STATE]
+    if reader == "state" and has_critic_state(tree, critic_entry):
+        return tree[critic_entry]
     if reader == "policy":
-        tree = without_critic_state(tree)
+        tree = without_critic_state(tree, critic_entry)
     if isinstance(tree, Mapping) and ACTION_MASK in tree:
         return {name: value for name, value in tree.items() if name != ACTION_MASK}
     return tree
@@ -69,6 +90,7 @@ def observation_features(
     scale_pixels: bool = True,
     reader: Reader = "policy",
     image_axes: ImageAxes | Literal["dense"] = "auto",
+    critic_entry: str = CRITIC_STATE,
 ) -> jax.Array:
     """Converts an observation to one float array ``[B, ...]`` for a torso.
 
@@ -82,13 +104,15 @@ def observation_features(
       scale_pixels: whether to divide images of uint8 by 255.
       reader: the network that reads the observation; it determines the visible entries.
       image_axes: the order of the axes of images; ``auto`` guesses it where that is safe.
+      critic_entry: the name of the entry that only a critic sees.
 
     Raises:
       ValueError: the observation is one image whose axes cannot be guessed, see `channels_first`.
     """
-    alone = len(jax.tree.leaves(entries_for(reader, obs_spec))) == 1
+    alone = len(jax.tree.leaves(entries_for(reader, obs_spec, critic_entry))) == 1
     axes = image_axes if alone or image_axes != "auto" else DENSE
-    entries = list(observation_entries(obs_spec, observation, scale_pixels, reader, axes).values())
+    found = observation_entries(obs_spec, observation, scale_pixels, reader, axes, critic_entry)
+    entries = list(found.values())
     return entries[0] if len(entries) == 1 else joined(entries)
 
 
@@ -98,6 +122,7 @@ def observation_entries(
     scale_pixels: bool = True,
     reader: Reader = "policy",
     image_axes: ImageAxes | Literal["dense"] = "auto",
+    critic_entry: str = CRITIC_STATE,
 ) -> dict[str, jax.Array]:
     """Converts each entry of an observation as `observation_features` does, without joining them.
 
@@ -108,8 +133,9 @@ def observation_entries(
     Raises:
       ValueError: the axes of an image cannot be guessed, see `channels_first`.
     """
-    paths, _ = jax.tree_util.tree_flatten_with_path(entries_for(reader, obs_spec))
-    leaves = jax.tree.leaves(entries_for(reader, observation))
+    seen_spec = entries_for(reader, obs_spec, critic_entry)
+    paths, _ = jax.tree_util.tree_flatten_with_path(seen_spec)
+    leaves = jax.tree.leaves(entries_for(reader, observation, critic_entry))
     entries: dict[str, jax.Array] = {}
     for (path, spec), x in zip(paths, leaves, strict=True):
         name = _entry_name(path)

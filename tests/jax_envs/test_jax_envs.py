@@ -188,7 +188,7 @@ def test_an_environment_makes_the_same_steps_in_every_pool():
     for size in (1, 3):
         with SyncEnv(Scripted, size, "jax", seed=7) as env:
             steps = [env.reset(), *(env.step(np.full(size, i % 3, np.int32)) for i in range(12))]
-        sizes[size] = [[np.asarray(x[0]) for x in step] for step in steps]
+        sizes[size] = [[np.asarray(x[0]) for x in jax.tree.leaves(step)] for step in steps]
     with AsyncEnv(Scripted, 3, 2, "jax", seed=7) as env:
         env.async_reset()
         of_first, counts = [], np.zeros(3, int)
@@ -196,7 +196,7 @@ def test_an_environment_makes_the_same_steps_in_every_pool():
             ids, timestep = env.recv()
             for row, i in enumerate(ids.tolist()):
                 if i == 0:
-                    of_first.append([np.asarray(x[row]) for x in timestep])
+                    of_first.append([np.asarray(x[row]) for x in jax.tree.leaves(timestep)])
             env.send(ids, (counts[ids] % 3).astype(np.int32))
             counts[ids] += 1
         assert counts.max() - counts.min() <= 1

@@ -1,7 +1,7 @@
 """The constants of the sources of some presets, for `test_preset_sources`, which has the others.
 
-A row has the addresses, the presets, the constants by path, and the presets' own numbers with the
-reason.
+They are those of presets from recorded data, and with critics that see more than policies. A row
+has the addresses, the presets, the constants by path, and the presets' own numbers with the reason.
 """
 
 GITHUB = "https://github.com/"
@@ -111,6 +111,39 @@ MORE = [
             "agent.policy_optimizer.weight_decay": 1e-4,
             "network.hidden_sizes": (256, 256),
             "replay.batch_size": 1024,
+        },
+    ),
+]
+
+PRIVILEGED = [
+    (
+        (
+            f"{GITHUB}google-deepmind/mujoco_playground/blob/main/mujoco_playground/config/"
+            "locomotion_params.py",
+        ),
+        ("go1-joystick-ppo", "g1-joystick-ppo"),
+        {
+            "env.num_envs": 8192,
+            "replay.unroll_length": 20,
+            "agent.num_minibatches": 32,
+            "agent.num_epochs": 4,
+            "agent.discount": 0.97,
+            "agent.optimizer.learning_rate": 3e-4,
+            "agent.max_grad_norm": 1.0,
+            "go1-joystick-ppo agent.entropy_cost": 1e-2,
+            "g1-joystick-ppo agent.entropy_cost": 5e-3,
+            "go1-joystick-ppo agent.clip_ratio": 0.3,
+            "g1-joystick-ppo agent.clip_ratio": 0.2,
+            "network.hidden_sizes": (512, 256, 128),
+            "network.critic_observation": "privileged_state",
+            "network.critic_input": "state",
+            "normalisation.observations": True,
+            "frames": 200_000_000,
+        },
+        {
+            "env.num_envs": (256, "the robots run on CPUs"),
+            "agent.num_minibatches": (8, "batches are smaller"),
+            "frames": (20_000_000, "the robots run on CPUs"),
         },
     ),
 ]

@@ -10,7 +10,7 @@ import pytest
 from rlstack.agents.ppo import PPOConfig
 from rlstack.agents.pqn import PQNConfig
 from rlstack.programs.config.presets import PRESETS, preset
-from tests.programs.more_sources import MORE
+from tests.programs.more_sources import MORE, PRIVILEGED
 
 GITHUB = "https://github.com/"
 
@@ -556,12 +556,13 @@ SOURCES = [
             "env.eval_options.reward_clip": False,
         },
     ),
-    *(Source(*row) for row in MORE),
+    *(Source(*row) for row in MORE + PRIVILEGED),
 ]
 
 # Their text names no program or paper with constants of its own; another preset's, or none.
 WITHOUT_SOURCE = {
     *("acrobot-dqn", "acrobot-ppo", "bc", "cartpole-bc", "cartpole-c51", "cartpole-dqn"),
+    "cartpole-balance-ppo",
     *("cartpole-impala", "cartpole-iqn", "cartpole-munchausen", "cartpole-qrdqn"),
     *("cartpole-rainbow", "cartpole-random", "cartpole-reinforce", "cartpole-sac"),
     *("cartpole-scripted", "connect-four-selfplay", "entity-floor-is-lava-bc"),

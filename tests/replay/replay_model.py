@@ -28,7 +28,13 @@ def make_transition(envs, ordinals, step_types, versions=None) -> Transition:
     observation = {"code": code, "image": np.stack([code % 251, code % 241], 1).astype(np.uint8)}
     zeros = np.zeros(len(envs), np.float32)
     return Transition(
-        TimeStep(np.asarray(step_types, np.int32), code.astype(np.float32), zeros, observation),
+        TimeStep(
+            np.asarray(step_types, np.int32),
+            code.astype(np.float32),
+            zeros,
+            observation,
+            {"cost": 0.5 * code.astype(np.float32), "level": (code % 7).astype(np.int8)},
+        ),
         Output(np.stack([code, -code], 1), zeros),
         (),
         np.asarray(versions, np.int32),
@@ -51,6 +57,8 @@ def items_of(trajectory: Trajectory, step_types: dict) -> list[tuple[int, int]]:
     np.testing.assert_array_equal(trajectory.timestep.observation["image"], image)
     np.testing.assert_array_equal(trajectory.agent_output.action, np.stack([code, -code], -1))
     np.testing.assert_array_equal(trajectory.timestep.reward, code.astype(np.float32))
+    np.testing.assert_array_equal(trajectory.timestep.extras["cost"], 0.5 * code)
+    np.testing.assert_array_equal(trajectory.timestep.extras["level"], code % 7)
     expected = [
         [step_types[e, o] for e, o in zip(*rows, strict=True)]
         for rows in zip(envs, ordinals, strict=True)

@@ -23,7 +23,7 @@ from rlstack.envs.nest import Nest
 from rlstack.envs.values import fitted, own
 from rlstack.exploration import RunCounts
 from rlstack.families.q_learning import TargetNetworkAgent
-from rlstack.networks.torsos import CRITIC_STATE, has_critic_state, without_critic_state
+from rlstack.networks.torsos import critic_entry, has_critic_state, without_critic_state
 from rlstack.programs.build.agent import make_agent
 from rlstack.programs.build.environments import environment_spec
 from rlstack.programs.build.policies.members import counts_of, of_one
@@ -71,6 +71,7 @@ class Policy:
       experiment: the config of the run.
       spec: the spec of one observation and of one action. Discrete values start where the
         environment's own values start.
+      seen_spec: the spec of the observation without what only a critic sees.
       env_frames: the environment steps that the params have learned from.
       agent: the run's agent, greedy or exploring.
       params: the agent's params.
@@ -107,7 +108,9 @@ class Policy:
         self.pad_batches = False
         self._key = role_key(seed, "policy")
         self._observation, self._action = Nest(spec.observation), Nest(spec.action)
-        self._needed = Nest(without_critic_state(spec.observation))
+        self._hidden = critic_entry(experiment.network)
+        self.seen_spec = without_critic_state(spec.observation, self._hidden)
+        self._needed = Nest(self.seen_spec)
         self._state: AgentState = ()
         self._first = np.zeros(0, bool)  # the rows whose next step begins an episode; [] at first
         has_values = issubclass(AGENTS[type(experiment.agent)].agent, TargetNetworkAgent)
@@ -121,10 +124,10 @@ class Policy:
         """Returns the action for one observation, or the actions for a batch of them.
 
         Args:
-          observation: the environment's observation, with the structure of ``spec.observation``.
-            Each array has the shape of its spec, or one more leading axis [B] for B environments,
-            which must then be the same ones in every call until `reset`. Discrete values are the
-            environment's own: those of ``Discrete(3, start=5)`` are 5, 6 and 7.
+          observation: the environment's observation, with the structure of ``spec.observation``
+            or ``seen_spec``. Each array has the shape of its spec, or one more leading axis [B] for
+            B environments, which must then be the same ones in every call until `reset`. Discrete
+            values are the environment's own: those of ``Discrete(3, start=5)`` are 5, 6 and 7.
           reward: the reward of the last action, for networks that read it.
 
         Returns:
@@ -144,7 +147,7 @@ class Policy:
 
     def predict(self, observation: PyTree, reward: Array | float = 0.0) -> Prediction:
         """Acts as `act` does, and also returns probabilities and the value."""
-        blind = _lacks_critic_state(self.spec.observation, observation)
+        blind = self._lacks_critic_state(observation)
         timestep, batched = self._timestep(observation, reward)
         self._key, self._state, action, *details = self._predict(
             self._key, self.params, timestep, self._state
@@ -190,7 +193,7 @@ class Policy:
 
     def _timestep(self, observation: PyTree, reward: Array | float) -> tuple[TimeStep, bool]:
         """Returns the step ``[B, ...]``, and whether the observation is a batch."""
-        blind = _lacks_critic_state(self.spec.observation, observation)
+        blind = self._lacks_critic_state(observation)
         nest = self._needed if blind else self._observation
         try:
             leaves = nest.flatten(observation, "Policy.act: observation")
@@ -217,20 +220,37 @@ class Policy:
                 f"got shape {rewards.shape}."
             )
         first = self._begin(rows)
-        seen = nest.unflatten(arrays)
-        if blind:
-            seen = with_blank_critic_state(self.spec.observation, seen, rows)
-        timestep = TimeStep(
-            np.where(first, StepType.FIRST, StepType.MID).astype(np.int32),
-            np.broadcast_to(rewards, rows),
-            np.ones(rows, np.float32),
-            seen,
+        timestep = self.completed(
+            TimeStep(
+                np.where(first, StepType.FIRST, StepType.MID).astype(np.int32),
+                np.broadcast_to(rewards, rows),
+                np.ones(rows, np.float32),
+                nest.unflatten(arrays),
+            )
         )
         if more := self._size(rows) - rows:  # repeats of the first row are valid data
             timestep = jax.tree.map(
                 lambda x: np.concatenate([x, np.repeat(x[:1], more, axis=0)]), timestep
             )
         return self.agent.lay_out(timestep), batched
+
+    def completed(self, timestep: TimeStep) -> TimeStep:
+        """Returns steps ``[B, ...]`` with zeros for what they lack: extras, what a critic sees."""
+        rows = timestep.step_type.shape[0]
+
+        def blank(spec: PyTree) -> PyTree:
+            return jax.tree.map(lambda leaf: jnp.zeros((rows, *leaf.shape), leaf.dtype), spec)
+
+        if self.spec.extras and not timestep.extras:
+            timestep = timestep._replace(extras=blank(self.spec.extras))
+        if not self._lacks_critic_state(timestep.observation):
+            return timestep
+        hidden = blank(self.spec.observation[self._hidden])
+        return timestep._replace(observation={**timestep.observation, self._hidden: hidden})
+
+    def _lacks_critic_state(self, observation: Any) -> bool:
+        shows = has_critic_state(self.spec.observation, self._hidden)
+        return shows and not has_critic_state(observation, self._hidden)
 
     def _size(self, rows: int) -> int:
         """Returns the size of the batch that is computed for these rows."""
@@ -346,20 +366,6 @@ def _logits(distribution: ActionDistribution | None) -> dict[str, Array]:
         for name, component in named.items()
         if isinstance(component, Categorical | MultiCategorical)
     }
-
-
-def with_blank_critic_state(obs_spec: PyTree, observation: PyTree, rows: int) -> PyTree:
-    """Adds what only a critic sees, as zeros, to an observation ``[rows, ...]`` without it."""
-    if not has_critic_state(obs_spec):
-        return observation
-    blank = jax.tree.map(
-        lambda spec: jnp.zeros((rows, *spec.shape), spec.dtype), obs_spec[CRITIC_STATE]
-    )
-    return {**observation, CRITIC_STATE: blank}
-
-
-def _lacks_critic_state(obs_spec: PyTree, observation: Any) -> bool:
-    return has_critic_state(obs_spec) and not has_critic_state(observation)
 
 
 def _array(leaf: Any, spec: specs.Array, where: str, finite: bool = True) -> np.ndarray:

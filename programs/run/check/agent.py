@@ -105,7 +105,7 @@ class _Subject:
             self.types = np.concatenate(
                 [STEP_TYPES[:1], np.full((more, BATCH), MID, np.int32), STEP_TYPES[1:]]
             )
-            self._observations = self._play(env)
+            self._shown = self._play(env)
         self.initial = self.params, self.learner_state
         self._warm_up()
         self.own = self.agent
@@ -113,7 +113,7 @@ class _Subject:
             self.own = self.own.agent
 
     def _play(self, env: Any) -> list[PyTree]:
-        """Returns observations ``[B, ...]`` of as many steps as the longest rule needs."""
+        """Returns observations and extras ``[B, ...]`` of as many steps as a rule needs."""
         rng, timesteps = np.random.default_rng(0), [env.reset()]
         state = self.agent.initial_state(BATCH)
         for key in jax.random.split(self.key, len(self.types) + 20):
@@ -122,7 +122,7 @@ class _Subject:
                 timesteps.append(env.step(jax.tree.map(np.asarray, output.action)))
             except Exception:  # a mistake of the agent, which a rule finds
                 timesteps.append(env.step(random_actions(rng, self.spec, timesteps[-1])))
-        return [jax.tree.map(np.array, timestep.observation) for timestep in timesteps]
+        return [jax.tree.map(np.array, (t.observation, t.extras)) for t in timesteps]
 
     def _warm_up(self) -> None:
         """Makes some updates: with a last layer that starts at zero, values would all be equal."""
@@ -149,15 +149,12 @@ class _Subject:
         """Returns steps ``[T+1, B]`` of these types; ends are terminations."""
         rng = np.random.default_rng(start)
         length = len(step_types)
-        observations = jax.tree.map(
-            lambda *x: np.stack(x), *self._observations[start : start + length]
-        )
+        shown = jax.tree.map(lambda *x: np.stack(x), *self._shown[start : start + length])
         # Small, because clipped losses have the same gradient for all large errors.
         reward = np.where(step_types == FIRST, 0, 0.1 * rng.normal(size=step_types.shape))
         discount = np.where(step_types == LAST, 0, 1)
-        return TimeStep(
-            step_types, reward.astype(np.float32), discount.astype(np.float32), observations
-        )
+        numbers = reward.astype(np.float32), discount.astype(np.float32)
+        return TimeStep(step_types, *numbers, *shown)
 
     @functools.cached_property
     def batch(self) -> Batch:

@@ -37,6 +37,7 @@ from rlstack.entity.spaces import ActionSpace, ObsSpace
 from rlstack.envs.auto_reset import LAST
 from rlstack.envs.backend import PoolConfig, spec_fields
 from rlstack.envs.episode_metrics import by_name
+from rlstack.envs.nest import StepNest
 from rlstack.envs.process.restarts import RestartLimit
 from rlstack.types import TimeStep
 
@@ -100,8 +101,9 @@ class ProgramBackend:
         except ValueError as error:
             self.close()
             raise ValueError(f"{self._name}: {str(error).removesuffix('.')}.") from error
+        observation = self._layout.observation
         self.spec, self.action_dtypes, self.action_offsets = spec_fields(
-            self._layout.observation, self._layout.action
+            StepNest(observation.unflatten(observation.leaves)), self._layout.action
         )
         self._ids = np.arange(size, dtype=np.int32)
         self._over = np.ones(size, bool)  # whether the next row begins an episode

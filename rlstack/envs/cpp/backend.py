@@ -23,6 +23,7 @@ checks both first (``rlstack.envs.backend``).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -34,7 +35,7 @@ from dm_env import specs
 from rlstack.envs.adapters import changed_by_cast, narrow, narrow_spec, too_wide
 from rlstack.envs.backend import PoolConfig
 from rlstack.envs.cpp.library import load
-from rlstack.envs.nest import Nest
+from rlstack.envs.nest import Nest, StepNest
 from rlstack.envs.values import start_of, with_start
 from rlstack.imports import versions
 from rlstack.types import EnvSpec, PyTree, StepType, TimeStep
@@ -48,6 +49,10 @@ _CORE_FIELDS = ("info:env_id", "elapsed_step", "done", "reward", "discount", "st
 Ended = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 _HOLES = {"FrozenLake-v1": (5, 7, 11, 12, 15), "FrozenLake8x8-v1": (19, 29, 35, 41, 42, 46, 49, 52, 54, 59, 63)}  # fmt: skip # noqa: E501
+
+
+# The option that names entries of EnvPool's info to show as extras; EnvPool does not see it.
+EXTRAS = "extras"
 
 
 class Field(Protocol):
@@ -70,48 +75,48 @@ class CppBackend:
 
         Args:
           name: an EnvPool id.
-          config: size, wait_num, seed, threads and options for ``envpool.make``.
+          config: size, wait_num, seed, threads and options for ``envpool.make``. The option
+            ``extras`` names entries of EnvPool's info to show in `TimeStep.extras`.
           direct: whether to try the direct way to the data.
 
         Raises:
           ValueError: EnvPool is missing, does not know the name, or refuses an option.
         """
         self._size, self._wait = config.size, config.wait_num
-        self._pool = pool = make(name, config)
+        options = dict(config.options)
+        extras = options.pop(EXTRAS, ())
+        self._pool = pool = make(name, dataclasses.replace(config, options=options))
         fields = pool.spec.state_array_spec
         _check_fields(name, fields)
         self._position = {field: i for i, field in enumerate(fields)}
-        self._observation = Nest(nested({f: f for f in fields if f.split(":")[0] == "obs"}, "obs"))
-        obs_fields = [fields[f] for f in self._observation.leaves]
-        observation = [
-            to_spec(f, leaf) for f, leaf in zip(self._observation.leaves, obs_fields, strict=True)
-        ]
+        observed = nested({f: f for f in fields if f.split(":")[0] == "obs"}, "obs")
+        self._shown = StepNest(observed, _extras(name, extras, fields))
+        shown = [to_spec(f, fields[f]) for f in self._shown.leaves]
         acted = pool.spec.action_array_spec
         self._action = Nest(
             nested({f: f for f in acted if f not in ("env_id", "players.env_id")}, "action")
         )
         act_fields = [acted[f] for f in self._action.leaves]
-        action = [
-            to_spec(f, leaf, True) for f, leaf in zip(self._action.leaves, act_fields, strict=True)
-        ]
-        self.spec = EnvSpec(
-            self._observation.unflatten(observation), self._action.unflatten(action)
-        )
+        action = [to_spec(f, acted[f], True) for f in self._action.leaves]
+        observation, extras_spec = self._shown.unflatten(shown)
+        self.spec = EnvSpec(observation, self._action.unflatten(action), extras_spec)
         self.action_dtypes = [np.dtype(f.dtype) for f in act_fields]
         self.action_offsets = [int(start_of(spec)) for spec in action]
         self._shifts = [
-            (i, int(start)) for i, spec in enumerate(observation) if (start := start_of(spec))
+            (i, int(start)) for i, spec in enumerate(shown) if (start := start_of(spec))
         ]
         self._narrow = [
-            (i, narrow(f.dtype), f"CppBackend: {name}: observation{path}")
-            for i, (f, path) in enumerate(zip(obs_fields, self._observation.paths, strict=True))
-            if narrow(f.dtype) != f.dtype
+            (i, narrow(fields[f].dtype), f"CppBackend: {name}: {path}")
+            for i, (f, path) in enumerate(zip(self._shown.leaves, self._shown.paths, strict=True))
+            if narrow(fields[f].dtype) != fields[f].dtype
         ]
-        self._obs_at = [self._position[f] for f in self._observation.leaves]
+        self._shown_at = [self._position[f] for f in self._shown.leaves]
+        bare = self._shown.observation.bare
+        self._bare = bare and not self._shown.extras.leaves
         self._action_order = list(acted)
         self._ids = np.arange(self._size, dtype=np.int32)
         self._over_at = self._position.get("info:terminated")
-        self._natural_end = natural_end(name, pool.config) if self._observation.bare else None
+        self._natural_end = natural_end(name, pool.config) if bare else None
         self._lives_at = self._position.get("info:lives", -1)
         self._episodic = bool(pool.config.get("episodic_life")) and self._lives_at >= 0
         self._lives = np.zeros(self._size, np.int32)  # by id, as last received
@@ -186,16 +191,16 @@ class CppBackend:
                 self._metrics[field][ids] = rows[i]
         if self._episodic:
             self._lives[ids] = rows[self._lives_at]
-        if self._observation.bare and not self._narrow and not self._shifts:
-            return ids, TimeStep(step_type, reward, discount, rows[self._obs_at[0]])
-        leaves = [rows[i] for i in self._obs_at]
+        if self._bare and not self._narrow and not self._shifts:
+            return ids, TimeStep(step_type, reward, discount, rows[self._shown_at[0]])
+        leaves = [rows[i] for i in self._shown_at]
         for i, shift in self._shifts:
             leaves[i] = leaves[i] - leaves[i].dtype.type(shift)
         for i, dtype, where in self._narrow:
             wide, leaves[i] = leaves[i], leaves[i].astype(dtype)
             if changed_by_cast(wide, leaves[i]):
                 raise too_wide(where, dtype, wide)
-        return ids, TimeStep(step_type, reward, discount, self._observation.unflatten(leaves))
+        return ids, TimeStep(step_type, reward, discount, *self._shown.unflatten(leaves))
 
     def _truncated(self, rows: list[np.ndarray], ids: np.ndarray) -> np.ndarray:
         """Returns which rows end an episode by truncation, ``[B]`` bool."""
@@ -203,7 +208,7 @@ class CppBackend:
         if self._over_at is None:
             if not self._natural_end or not cut.any():
                 return cut
-            seen, reward = rows[self._obs_at[0]], rows[self._reward_at]
+            seen, reward = rows[self._shown_at[0]], rows[self._reward_at]
             return cut & ~self._natural_end(seen, reward)
         not_over = rows[self._done_at] & (rows[self._over_at] == 0)
         if not self._episodic:
@@ -229,9 +234,10 @@ class CppBackend:
             "info:lives": info.get("lives"),
             "info:terminated": info.get("terminated"),
         }
-        leaves = self._observation.flatten(observation, "EnvPool's observation")
-        found.update(zip(self._observation.leaves, leaves, strict=True))
-        for field in self._metrics_at:
+        nest = self._shown.observation
+        leaves = nest.flatten(observation, "EnvPool's observation")
+        found.update(zip(nest.leaves, leaves, strict=True))
+        for field in {*self._metrics_at, *self._shown.extras.leaves}:
             keys = field.removeprefix(_INFO).split(".")
             found[field] = functools.reduce(dict.__getitem__, keys, info)
         return [found.get(field) for field in self._position]
@@ -257,6 +263,23 @@ class CppBackend:
         """Drops the pool object; EnvPool ends its threads in the object's destructor."""
         self._pool = None
         self._unsent = []
+
+
+def _extras(name: str, chosen: Any, fields: Mapping[str, Field]) -> PyTree:
+    """Returns the fields to show as extras, by the names of their entries of EnvPool's info.
+
+    Raises:
+      ValueError: EnvPool has no entry of such a name, or it is not about the environment alone.
+    """
+    names = [chosen] if isinstance(chosen, str) else list(chosen)
+    known = [f.removeprefix(_INFO) for f in fields if f.startswith(_INFO)]
+    usable = [entry for entry in known if not entry.endswith("env_id") and "." not in entry]
+    if unknown := [entry for entry in names if entry not in usable]:
+        raise ValueError(
+            f"CppBackend: {name}: the option extras must name entries of EnvPool's info, any of "
+            f"{', '.join(usable) or 'none'}; got {', '.join(map(str, unknown))}."
+        )
+    return {entry: f"{_INFO}{entry}" for entry in names}
 
 
 def _check_fields(name: str, fields: dict[str, Field]) -> None:

@@ -31,7 +31,7 @@ from rlstack.envs.adapters import EnvBuilder
 from rlstack.envs.auto_reset import LAST, SpecSignature
 from rlstack.envs.backend import PoolConfig, spec_fields
 from rlstack.envs.episode_metrics import by_name
-from rlstack.envs.nest import Nest
+from rlstack.envs.nest import Nest, StepNest
 from rlstack.envs.process.protocol import (
     BROKEN,
     BUFFER,
@@ -103,10 +103,10 @@ class ProcessBackend:
                 raise kind(f"ProcessBackend: a worker did not start. {error}") from None
             raise
         hello = hellos[0]
-        self._observation = Nest(hello.observation)
+        self._shown = StepNest(hello.observation, hello.extras)
         action = Nest(hello.action)
-        self.spec, self.action_dtypes, self.action_offsets = spec_fields(self._observation, action)
-        self._arrays = SharedArrays(self._memory_fd, self._observation.leaves, action.leaves, size)
+        self.spec, self.action_dtypes, self.action_offsets = spec_fields(self._shown, action)
+        self._arrays = SharedArrays(self._memory_fd, self._shown.leaves, action.leaves, size)
         self._poll = select.poll()
         self._by_fd: dict[int, WorkerHandle] = {}
         for worker in self._workers:
@@ -190,7 +190,7 @@ class ProcessBackend:
         found, self._ready = self._ready[:number], self._ready[number:]
         ids = self._ids.copy() if number == self._size else np.array(found, np.int32)
         step_type, reward, discount, *leaves = self._gather(ids, self._current[ids])
-        return ids, TimeStep(step_type, reward, discount, self._observation.unflatten(leaves))
+        return ids, TimeStep(step_type, reward, discount, *self._shown.unflatten(leaves))
 
     def _gather(self, ids: np.ndarray, current: np.ndarray) -> list[np.ndarray]:
         """Copies the rows ``ids``, each from its current buffer."""

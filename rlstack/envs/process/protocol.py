@@ -55,6 +55,7 @@ class Hello(NamedTuple):
     """A worker's answer once it has built its environments."""
 
     observation: Tree  # specs
+    extras: Tree  # specs
     action: Tree  # specs
     signature: SpecSignature
 
@@ -124,14 +125,14 @@ class SharedArrays:
       steps_done: ``[N]`` int64, counts finished steps; it stops when a worker hangs.
     """
 
-    def __init__(self, fd: int, observed: list[specs.Array], acted: list[specs.Array], size: int):
+    def __init__(self, fd: int, shown: list[specs.Array], acted: list[specs.Array], size: int):
         """Maps the memory ``fd`` and grows it to the size that the specs require."""
         timestep: list[_ArrayKind] = [
             ((size,), "int32"),
             ((size,), "float32"),
             ((size,), "float32"),
         ]
-        timestep += [((size, *s.shape), np.dtype(s.dtype).str) for s in observed]
+        timestep += [((size, *s.shape), np.dtype(s.dtype).str) for s in shown]
         kinds: list[_ArrayKind] = [*timestep, *timestep, ((size,), "int64")]
         kinds += [((size, *s.shape), np.dtype(s.dtype).str) for s in acted]
         offsets, end = [], 0

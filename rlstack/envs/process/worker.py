@@ -58,12 +58,12 @@ def _serve(sock: socket.socket, memory_fd: int) -> None:
         envs = build_all(builder, options, setup.seeds, setup.step_info, setup.first_index)
         head = next(iter(envs.values()))
         hello = Hello(
-            head.observation.unflatten(head.observation.leaves),
+            *head.shown.unflatten(head.shown.leaves),
             head.action.unflatten(head.action.leaves),
             spec_signature(head),
         )
         send_message(sock, pickle.dumps((None, hello)))
-        arrays = SharedArrays(memory_fd, head.observation.leaves, head.action.leaves, setup.size)
+        arrays = SharedArrays(memory_fd, head.shown.leaves, head.action.leaves, setup.size)
         _run(sock, envs, arrays, setup.together)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent closed the pool

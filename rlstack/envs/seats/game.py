@@ -290,6 +290,14 @@ class SeatEnv(EnvOfSeat):
             outcome.observations[self.seat],
         )
 
+    def extras_spec(self) -> Tree:
+        """Returns the spec of one seat's extras; () if the game has none."""
+        return getattr(self.game, "extras_spec", ())
+
+    def extras(self) -> Tree:
+        """Returns the extras of this seat at its newest step."""
+        return self.game.extras(self.seat)
+
     def close(self) -> None:
         """Closes the game, for all its seats."""
         self._table.close()

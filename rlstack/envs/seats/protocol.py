@@ -43,6 +43,8 @@ class SeatGame(Protocol):
 
     People see ``str(game)``, if the class defines ``__str__``, and the names in ``action_names``,
     if it has one for each action. ``render()`` may return a picture, uint8 ``[H, W, 3]``, or None.
+    A property ``extras_spec``, the spec of one seat's extras, and ``extras(seat)`` may show further
+    signals of the newest step, such as a cost; see `rlstack.types.TimeStep`.
     """
 
     @property

@@ -75,7 +75,7 @@ class _Showing:
 
     def __init__(self, game: Any, name: str, seat_index: bool, critic_state: CriticState):
         self.game, self.seats = game, game.seats
-        self.action_spec = game.action_spec
+        self.action_spec, self.extras_spec = game.action_spec, getattr(game, "extras_spec", ())
         self._seat_index, self._critic_state = seat_index, critic_state
         number = len(game.seats)
         more: dict[str, Tree] = {}
@@ -92,6 +92,10 @@ class _Showing:
                 "the game, or leave out seat_index and critic_state."
             )
         self.observation_spec = {**shown, **more}
+
+    def extras(self, seat: int) -> Tree:
+        """Returns the game's extras of a seat."""
+        return self.game.extras(seat)
 
     def close(self) -> None:
         """Closes the game."""

@@ -29,7 +29,8 @@ from rlstack.types import EnvSpec, PyTree
 NAME = "dataset.json"
 _FORMAT = 2
 _WITH_STARTS = 3  # if a space does not start at 0, which earlier versions would not see
-_KNOWN = (1, _FORMAT, _WITH_STARTS)  # format 1 has no checksums
+_WITH_EXTRAS = 4  # if steps have extras
+_KNOWN = (1, _FORMAT, _WITH_STARTS, _WITH_EXTRAS)  # format 1 has no checksums
 _MOST = 1 << 48  # upper limit of all counts
 _MOST_STEP_BYTES = 1 << 30
 _MOST_DIMENSIONS = 32
@@ -73,6 +74,8 @@ def encode(header: Header) -> str:
     fields["shards"] = [shard._asdict() for shard in header.shards]
     leaves = Nest(spec).leaves
     version = _WITH_STARTS if any(np.any(start_of(leaf)) for leaf in leaves) else _FORMAT
+    if Nest(spec.extras).leaves:
+        fields["extras"], version = _spec_to_json(spec.extras), _WITH_EXTRAS
     tree = to_json({"format": version, **fields})
     return json.dumps({**tree, "crc32": _crc32(tree)}, indent=2, allow_nan=False) + "\n"
 
@@ -102,7 +105,9 @@ def decode(text: str, where: Path) -> Header:
                 "Read it with the version of rlstack that wrote it."
             )
         spec = EnvSpec(
-            _spec_from_json(fields.pop("observation")), _spec_from_json(fields.pop("action"))
+            _spec_from_json(fields.pop("observation")),
+            _spec_from_json(fields.pop("action")),
+            _spec_from_json(fields.pop("extras")) if "extras" in fields else (),
         )
         shards = tuple(Shard(**shard) for shard in fields.pop("shards"))
         for name in ("return_mean", "return_std"):

@@ -86,8 +86,9 @@ class Dataset:
             Nest(tree).unflatten([found[f"{name}{path}"] for path in Nest(tree).paths])
             for name, tree in spec._asdict().items()
         ]
-        timestep = TimeStep(found["step_type"], found["reward"], found["discount"], parts[0])
-        return timestep, parts[1]
+        observation, action, extras = parts
+        numbers = found["step_type"], found["reward"], found["discount"]
+        return TimeStep(*numbers, observation, extras), action
 
     def _gather(self, name: str, steps: np.ndarray) -> np.ndarray:
         spec = self._columns[name]

@@ -71,7 +71,7 @@ class DatasetWriter:
         self._spec, self._wanted, self._shard_bytes = spec, frames, shard_bytes
         self._env, self._source = env, source
         self._columns = headers.columns(spec)
-        self._nests = Nest(spec.observation), Nest(spec.action)
+        self._nests = Nest(spec.observation), Nest(spec.action), Nest(spec.extras)
         self._bounds = [_bounds(leaf) for leaf in self._nests[1].leaves]
         self._open: list[list[_Row] | None] = [None] * num_envs
         self._ended: list[list[_Row]] = []  # ended episodes of the shard that is not full yet
@@ -122,6 +122,7 @@ class DatasetWriter:
             *(timestep.step_type, timestep.reward, timestep.discount),
             *self._nests[0].flatten(timestep.observation, "DatasetWriter: observation"),
             *self._actions(transition.agent_output.action),
+            *self._nests[2].flatten(timestep.extras, "DatasetWriter: extras"),
         ]
         ids = range(len(step_type)) if env_ids is None else env_ids.tolist()
         for i, env_id in enumerate(ids):
