@@ -16,6 +16,7 @@ from rlstack.optimizers import OptimizerConfig, component_fields
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.config.member_config import AgentConfig
 from rlstack.programs.config.stop_config import StopConfig
+from rlstack.programs.session import errors
 from rlstack.programs.session.result import Result
 from rlstack.references import call_factory, check_callable, name_of
 from rlstack.storage import jsonl
@@ -141,7 +142,7 @@ class StopRules:
             except Exception as error:
                 if name not in self._failed:
                     self._failed.add(name)
-                    self._tell(f"the stop rule {name} raised {type(error).__name__}: {error}")
+                    self._tell(f"the stop rule {name} raised {errors.described(error)}")
                 continue
             if answer:
                 found.append((name, answer if isinstance(answer, str) else ""))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlstack.checks import no_exits
+from rlstack.programs.session import errors
 from rlstack.references import Hook, check_callable, load_hook, name_of, nearest
 from rlstack.storage.loggers import Logger, to_scalar
 
@@ -127,7 +128,7 @@ class _Guarded:
             with no_exits():
                 return call(*arguments)
         except Exception as error:
-            self._fail(f"raised {type(error).__name__}: {error}")
+            self._fail(f"raised {errors.described(error)}")
             return None
 
     def _fail(self, what: str) -> None:
