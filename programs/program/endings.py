@@ -79,7 +79,9 @@ def end_of(error: BaseException, ran_seconds: float = 0.0) -> End:
     is_disk = isinstance(error, OSError) and error.errno in _FULL
     says_all = is_disk or isinstance(error, CheckpointWriteError)
     where = "" if isinstance(error, _SECONDARY) else errors.where(error)
-    reason = errors.noted(f"{type(error).__name__}: {error}{where}")
+    # The rest of a RemoteError is the other node's traceback.
+    text = str(error).split("\n", 1)[0] if isinstance(error, RemoteError) else str(error)
+    reason = errors.noted(f"{type(error).__name__}: {text}{where}")
     return End(
         reason=reason,
         traceback=reason if says_all else "".join(traceback.format_exception(error)),

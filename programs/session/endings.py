@@ -18,11 +18,11 @@ from rlstack.programs.config.member_config import AgentConfig
 from rlstack.programs.config.stop_config import StopConfig
 from rlstack.programs.session import errors
 from rlstack.programs.session.result import Result
+from rlstack.programs.session.run_config import BUDGETS
 from rlstack.references import call_factory, check_callable, name_of
 from rlstack.storage import jsonl
 
 RETURN = "evaluator/episode_return"
-BUDGETS = ("frames", "updates", "hours")
 
 _AS_GOOD_AS_0 = 1e-3  # fraction of the largest learning rate that counts as 0
 _NEAR_THE_END = 0.95  # fraction of the budget after which a schedule may end without a warning

@@ -279,7 +279,8 @@ class ProcessBackend:
         if not self._limit.count(worked):
             raise EnvCrash(
                 f"ProcessBackend: there may be {self._limit.text} "
-                f"(max_restarts={self._config.max_restarts}); one more worker failed: {failure.reason}"
+                f"(max_restarts={self._config.max_restarts}); one more worker failed: "
+                f"{failure.reason}"
             ) from failure
         self.last_restart = failure.reason
         _log.warning(

@@ -66,7 +66,8 @@ def test_a_rule_that_fails_is_told_once_and_ends_nothing():
     made.see(1, {})
     made.see(2, {})
     assert made.reason == ""
-    assert told == [f"the stop rule {OWN}:raising raised KeyError: 'no such log'"]
+    place = f'{own.__file__}:60: return logs["no such log"]'
+    assert told == [f"the stop rule {OWN}:raising raised KeyError: 'no such log' (in {place})"]
 
 
 def written(run_dir):

@@ -237,11 +237,11 @@ def check(code, where, told, mistake):
     assert "Traceback" not in told
 
 
-CALLBACK = '''
+CALLBACK = """
 class Watcher:
     def on_update(self, update, logs):
         logs["no such log"]
-'''
+"""
 
 
 def test_a_callback_that_fails_is_told_with_its_line(tmp_path, monkeypatch):
@@ -252,7 +252,7 @@ def test_a_callback_that_fails_is_told_with_its_line(tmp_path, monkeypatch):
     experiment = dataclasses.replace(preset("cartpole-ppo"), frames=600)
     stream = io.StringIO()
     train.run(experiment, tmp_path / "run", callbacks=[watcher.Watcher()], stream=stream)
-    told = f'Watcher.on_update raised KeyError: \'no such log\' (in {tmp_path / "watcher.py"}:4: '
+    told = f"Watcher.on_update raised KeyError: 'no such log' (in {tmp_path / 'watcher.py'}:4: "
     assert stream.getvalue().count(f'{told}logs["no such log"]); the run goes on.') == 1
 
 
