@@ -11,8 +11,8 @@ from typing import Any
 
 import tyro
 
+from rlstack import EvaluatorConfig
 from rlstack.checks import is_config
-from rlstack.configs.acting import EvaluatorConfig
 from rlstack.programs.cli import env_options, experiment_options
 from rlstack.programs.cli.options import UsageError, parse
 from rlstack.programs.config.env_config import Option
@@ -160,7 +160,7 @@ def _resume_options(args: Sequence[str], before: _ResumeOptions) -> _ResumeOptio
         config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)
         return parse(_ResumeOptions, "rlstack train", args, default=before, config=config)
     except UsageError as error:
-        name = re.match(r"there is no option (\S+) ", str(error))
+        name = re.match(r"there is no option (--[\w.-]+) \(", str(error))
         if name is None:  # a wrong value, or a misspelt option
             raise
         raise UsageError(f"{name[1]} must stay as it is; {run_config.how_to_change()}") from error
@@ -235,7 +235,7 @@ def _resume(args: Sequence[str]) -> int:
 
 def _changes(before: _ResumeOptions, now: _ResumeOptions) -> dict[str, Any]:
     """Returns the options that differ, by their names."""
-    found = {}
+    found: dict[str, Any] = {}
     for name in _KEPT:
         old, new = getattr(before, name), getattr(now, name)
         if is_config(new):

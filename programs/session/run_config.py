@@ -15,8 +15,8 @@ from rlstack.programs.session.run_dir import RunDir, option_values
 
 BUDGETS = ("frames", "updates", "hours")
 # What a resumed run may change: none of it has an effect on what is learned.
-CHANGEABLE = (*BUDGETS, "stop", "evaluator", "loggers", "log_period")
-CHANGEABLE += ("checkpoint_period", "checkpoints_kept")
+_PERIODS = ("log_period", "checkpoint_period", "checkpoints_kept")
+CHANGEABLE = (*BUDGETS, "stop", "evaluator", "loggers", *_PERIODS)
 
 
 def read_config(directory: RunDir, *, several: bool = False) -> Experiment:

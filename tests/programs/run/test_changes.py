@@ -99,7 +99,7 @@ def test_a_run_that_a_rule_ended_goes_on_with_another_rule(tmp_path):
         (
             "agent.discount",
             0.9,
-            "agent.discount must stay as it is; a resumed run may have another",
+            "agent.discount must stay as it is; a resumed run may",
         ),
         ("seed", 3, "seed must stay"),
         ("evaluator.perod", 3, "no option evaluator.perod; did you mean evaluator.period?"),
