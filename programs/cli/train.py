@@ -18,7 +18,6 @@ from rlstack.programs.cli.options import UsageError, parse
 from rlstack.programs.config.env_config import Option
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.config.stop_config import StopConfig
-from rlstack.programs.run import train
 from rlstack.programs.session import run_config
 from rlstack.programs.session.result import Result
 from rlstack.programs.session.run_dir import RunDir
@@ -122,14 +121,16 @@ def main(args: list[str], modules: tuple[str, ...] = ()) -> int:
         chosen = dataclasses.replace(chosen, experiment=experiment)
     _check_combination(chosen, rest, vary)
     if chosen.dry_run:
-        train.chosen_updates(chosen.profile, chosen.experiment)
-        from rlstack.programs.run import (
-            plan,  # needs the nodes, which a run imports in their processes
-        )
+        from rlstack.programs.run import plan  # needs the nodes
+        from rlstack.programs.session.profiling.profile import chosen_updates
+
+        chosen_updates(chosen.profile, chosen.experiment)
 
         print(plan.plan(chosen.experiment, chosen.run_dir), end="")
         return 0
     if not (chosen.seeds or vary or chosen.population):
+        from rlstack.programs.run import train
+
         return _print_result(train.run(chosen.experiment, chosen.run_dir, profile=chosen.profile))
     from rlstack.programs.study import train as studies
 
@@ -221,6 +222,9 @@ def _resume(args: Sequence[str]) -> int:
     given = {name: value for name, value in budgets.items() if value is not None}
     changes = _changes(before, chosen)
     if not is_study(chosen.resume):
+        RunDir.open(chosen.resume)
+        from rlstack.programs.run import train
+
         return _print_result(train.resume(chosen.resume, **budgets, changes=changes))
     if changes:
         raise UsageError(

@@ -153,6 +153,8 @@ def _check(experiment: Experiment) -> None:
 @contextlib.contextmanager
 def new_run(experiment: Experiment, run_dir: str | Path | None = None) -> Iterator[Opened]:
     """Makes the directory of a new run and claims it; arguments and errors are those of `run`."""
+    if run_dir is not None:
+        RunDir(Path(run_dir).absolute()).check_free()
     experiment = checked(experiment)
     created = RunDir.create(run_dir, experiment.preset, experiment.seed)
     with created.claimed() as directory:
