@@ -1,4 +1,4 @@
-"""Mistakes are found before what they do not need is imported, so that the message comes at once."""
+"""A mistake is found before anything is imported that it does not need, so it is told at once."""
 
 import json
 import subprocess
@@ -18,7 +18,8 @@ found = []
 for args in json.loads(sys.argv[1]):
     with contextlib.redirect_stderr(io.StringIO()) as told, contextlib.redirect_stdout(told):
         code = main(args)
-    found.append([args, code, told.getvalue(), sorted(set(json.loads(sys.argv[2])) & set(sys.modules))])
+    imported = sorted(set(json.loads(sys.argv[2])) & set(sys.modules))
+    found.append([args, code, told.getvalue(), imported])
 print(json.dumps(found))
 """
 WITHOUT_JAX = {
