@@ -48,7 +48,7 @@ def main(command: str, args: list[str]) -> int:
             return 1
         if os.environ.get("RLSTACK_TRACEBACK"):
             raise
-        text = _describe(error)
+        text = _describe(error).removeprefix(f"{command}: ")  # of a function with this name
         advice = errors.advice(text)
         return _fail(f"rlstack {command}: {text}{'' if advice in text else f' {advice}'}")
 
