@@ -21,6 +21,7 @@ from rlstack.programs.build.agent import make_agent
 from rlstack.programs.build.devices import check_devices
 from rlstack.programs.build.environments import check_opponents, environment_spec
 from rlstack.programs.build.hooks import check_hooks
+from rlstack.programs.build.replay import check_pace
 from rlstack.programs.build.restored import require_checkpoint
 from rlstack.programs.config.encoding import to_json
 from rlstack.programs.config.experiment import Experiment
@@ -148,6 +149,7 @@ def _check(experiment: Experiment) -> None:
     check_opponents(experiment)
     check_devices(experiment)
     check_videos(experiment)
+    check_pace(experiment)
 
 
 @contextlib.contextmanager

@@ -55,6 +55,7 @@ WITHOUT_ENVIRONMENTS = {
     "--evaluator.episodes 15": "a multiple of num_envs",
     "--stop.patience 3": "Add --evaluator.period FRAMES",
     "--replay.sampler-factory m:f": "sampler_factory must be empty with the sampler fifo",
+    "--replay.sampler uniform": "Add --replay.samples-per-insert N",
     "--data nowhere": "nowhere must be a dataset",
     "--run-dir held": "must be new or empty; it holds a_file",
     "--run-dir held/a_file": "must be a directory that can be written",
