@@ -90,7 +90,8 @@ def _check_for_training(experiment: Experiment, agent: Agent) -> None:
     if experiment.replay.sampler == "prioritized" and not agent.has_priorities:
         raise ValueError(
             f"Experiment: replay.sampler must not be prioritized for {name}, which gives the items "
-            "of a batch no priorities. Use --replay.sampler uniform."
+            "of a batch no priorities. Use --replay.sampler uniform, or set has_priorities = "
+            "True in the class of an agent that returns them."
         )
     if experiment.policy.counts and not _counts(agent):
         raise ValueError(
