@@ -87,7 +87,6 @@ class BC(Agent):
     """The agent; construct it as `rlstack.agent.Agent` says, with a policy network."""
 
     cfg: BCConfig
-    has_priorities = False
 
     def __init__(self, cfg: BCConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)

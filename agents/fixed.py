@@ -70,7 +70,6 @@ class FixedLearnerState(NamedTuple):
 class Fixed(Agent):
     """The base class of agents that do not learn."""
 
-    has_priorities = False
     learns = False
 
     def initial_params(self, rng_key: PRNGKey) -> Params:

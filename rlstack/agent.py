@@ -104,7 +104,7 @@ class Agent(abc.ABC):
 
     # Whether `learner_step` returns priorities of the batch's items. Without them a prioritized
     # sampler draws all items alike, so programs refuse it.
-    has_priorities: bool = True
+    has_priorities: bool = False
 
     @abc.abstractmethod
     def initial_params(self, rng_key: PRNGKey) -> Params:

@@ -122,24 +122,27 @@ def no_exits(*allowed: type[BaseException]) -> Iterator[None]:
     except kept:
         raise
     except BaseException as error:
-        place = place_of(traceback.extract_tb(error.__traceback__))
         raise ExitError(
-            f"{type(error).__name__} was raised at {place}: {error}. What a run calls must "
+            f"{type(error).__name__}: {error} (in {place_of(error)}). What a run calls must "
             "return or raise an error; it must not end the process."
         ) from error
 
 
-def place_of(lines: traceback.StackSummary, users: bool = False) -> str:
-    """Returns FILE:LINE of the deepest line that the user knows, else of the deepest; "" of none.
+def place_of(source: BaseException | traceback.StackSummary, users: bool = False) -> str:
+    """Returns "FILE:LINE: CODE" of the deepest line of the user, else of the deepest; "" of none.
 
     Args:
-      lines: the lines of a traceback or a stack. Lines of rlstack, of the standard library and of
-        installed packages are not the user's.
+      source: an error, whose causes count too, or the lines of a stack. Lines of rlstack, of the
+        standard library and of installed packages are not the user's.
       users: whether to consider only the user's lines.
     """
+    lines = [] if isinstance(source, BaseException) else list(source)
+    while isinstance(source, BaseException):
+        lines += traceback.extract_tb(source.__traceback__)
+        source = source.__cause__  # type: ignore[assignment]
     own = [line for line in lines if not any(part in line.filename for part in _OF_OTHERS)]
     last = own[-1:] if users else (own or lines)[-1:]
-    return f"{last[0].filename}:{last[0].lineno}" if last else ""
+    return "".join(f"{x.filename}:{x.lineno}{': ' if x.line else ''}{x.line}" for x in last)
 
 
 _OF_OTHERS = (

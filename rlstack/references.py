@@ -86,8 +86,9 @@ def load_object(reference: str) -> Any:
             "as in its directory, or add its directory to PYTHONPATH."
         ) from error
     except AttributeError as error:
+        public = {name: None for name in vars(module) if name[:1] != "_"}
         raise ValueError(
-            f"{reference!r}: module {module_name} has no {name!r}{nearest(name, vars(module))}."
+            f"{reference!r}: module {module_name} has no {name!r}{nearest(name, public)}."
         ) from error
 
 

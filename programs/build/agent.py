@@ -17,7 +17,7 @@ from rlstack.checks import ActionKindError, WrongKindError
 from rlstack.families.normalised import normalised
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.config.member_config import is_fixed
-from rlstack.references import Hook, call_factory, name_of, nearest
+from rlstack.references import Hook, call_factory, check_callable, load_hook, name_of, nearest
 from rlstack.types import EnvSpec, PyTree
 
 
@@ -117,7 +117,8 @@ def _check_for_training(experiment: Experiment, agent: Agent) -> None:
     if experiment.replay.sampler == "prioritized" and not agent.has_priorities:
         raise ValueError(
             f"Experiment: replay.sampler must not be prioritized for {name}, which gives the items "
-            "of a batch no priorities. Use --replay.sampler uniform."
+            "of a batch no priorities. Use --replay.sampler uniform, or set has_priorities = "
+            "True in the class of an agent that returns them."
         )
     if experiment.policy.counts and not _counts(agent):
         raise ValueError(
@@ -150,6 +151,20 @@ def _check_epsilon(experiment: Experiment, spec: EnvSpec, is_evaluated: bool) ->
             "Experiment: evaluator.epsilon must be 0 for continuous actions, which have no "
             f"uniformly random choice; got {epsilon}."
         )
+
+
+def check_factories(experiment: Experiment) -> None:
+    """Checks the functions of the user's own that make the network and the policy; calls neither.
+
+    Raises:
+      ValueError: a function cannot be imported.
+      WrongKindError: it is no function, or does not take its arguments.
+    """
+    for field, wanted in _FACTORIES.items():
+        if hook := getattr(experiment, field):
+            rule = f"Experiment: {field} {name_of(hook)} must be a function {wanted}"
+            arguments = (None, None) if field == "network_factory" else ()
+            check_callable(rule, load_hook(f"Experiment: {field}", hook), *arguments)
 
 
 def _after(

@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from rlstack.envs.watch import Limit, Watch
+from rlstack.programs.build.agent import check_factories
 from rlstack.programs.build.evaluation import check_evaluator
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.session.endings import make_rules
@@ -24,6 +25,7 @@ def check_hooks(experiment: Experiment) -> None:
       rlstack.checks.WrongKindError: a hook is not the function that its option describes.
     """
     check_loggers(experiment.loggers)
+    check_factories(experiment)
     make_rules(experiment.stop)
     if experiment.evaluator.factory:
         check_evaluator(experiment.evaluator.factory)

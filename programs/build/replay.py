@@ -11,6 +11,7 @@ import numpy as np
 from rlstack.configs.replay import ReplayConfig
 from rlstack.programs.build.seeds import role_seed
 from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.config.member_config import is_fixed
 from rlstack.replay import InProcessReplay, ReplayBuffer, bytes_needed
 from rlstack.replay.memory import check_memory
 from rlstack.types import Batch, Transition
@@ -24,6 +25,31 @@ def make_replay(experiment: Experiment, spec: Transition) -> ReplayBuffer:
     stored = Stored.of(experiment, spec)
     num_envs, seed = experiment.env.num_envs, role_seed(experiment.seed, "replay")
     return stored.stacked(InProcessReplay(stored.cfg, num_envs, seed=seed, spec=stored.spec))
+
+
+def check_pace(experiment: Experiment) -> None:
+    """Checks that a run that acts and learns by turns comes back to acting.
+
+    Raises:
+      ValueError: nothing limits the updates between two steps.
+    """
+    by_turns = experiment.topology == "single_process" or experiment.program.pacing == "lock_step"
+    if not (by_turns and experiment.acts) or experiment.layout.is_compiled or experiment.updates:
+        return
+    own = [experiment]
+    if experiment.policies:
+        learning = [name for name, m in experiment.policies.items() if not m.is_frozen]
+        own = [experiment.of_policy(name) for name in learning]
+    for one in own:
+        replay = one.replay
+        if not (is_fixed(one.agent) or replay.times_limit or replay.samples_per_insert):
+            raise ValueError(
+                "Experiment: replay.samples_per_insert must be given with the sampler "
+                f"{replay.sampler} where acting and learning take turns, because a run would "
+                "learn from its first items for ever. Add --replay.samples-per-insert N, the "
+                f"number of items sampled for each item inserted; N = {replay.batch_size}, the "
+                "batch size, is an update for each step."
+            )
 
 
 def announce_replay(

@@ -55,15 +55,16 @@ def main(args: list[str]) -> int:
     what, *rest = args or [""]
     settings = {"config": (tyro.conf.FlagConversionOff,)}
     if what == "agent":
+        chosen = parse(_AgentOptions, "rlstack check agent", rest, **settings)
+        agent, env = _agent(chosen)
         from rlstack.programs.run.check.agent import check_agent
 
-        chosen = parse(_AgentOptions, "rlstack check agent", rest, **settings)
-        report = check_agent(*_agent(chosen), topologies=chosen.topologies)
+        report = check_agent(agent, env, topologies=chosen.topologies)
     elif what == "env":
+        of_env = parse(_EnvOptions, "rlstack check env", rest, **settings)
         from rlstack.programs.run.check.env import check_env
 
-        env = parse(_EnvOptions, "rlstack check env", rest, **settings)
-        report = check_env(_env(env), steps=env.steps)
+        report = check_env(_env(of_env), steps=of_env.steps)
     else:
         raise UsageError(
             "check must be followed by agent or env: `rlstack check agent PRESET`, `rlstack check "

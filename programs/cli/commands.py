@@ -48,7 +48,7 @@ def main(command: str, args: list[str]) -> int:
             return 1
         if os.environ.get("RLSTACK_TRACEBACK"):
             raise
-        text = _describe(error)
+        text = _describe(error).removeprefix(f"{command}: ")  # of a function with this name
         advice = errors.advice(text)
         return _fail(f"rlstack {command}: {text}{'' if advice in text else f' {advice}'}")
 
@@ -99,22 +99,17 @@ def _take_modules(args: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
 
 def _describe(error: Exception) -> str:
     """Returns an error as text, with its place in the user's code if it passed through any."""
-    if isinstance(error, ReportedError):  # it names its place
-        return str(error)
     frames = traceback.extract_tb(error.__traceback__)
     is_own = isinstance(error, _OWN)
     is_own |= isinstance(error, TypeError) and frames[-1].filename.startswith(_STACK)
-    place = errors.user_place(error, code=is_own)
     if is_own:
-        return f"{error} (in {place})" if place and place not in str(error) else str(error)
+        return f"{error}{errors.where(error)}"
     text = " ".join(str(error).split())
-    return (
-        f"{type(error).__name__} at {place or place_of(frames)}: {text} "
-        "(RLSTACK_TRACEBACK=1 shows the traceback)"
-    )
+    where = errors.where(error) or f" (in {place_of(error)})"
+    return f"{type(error).__name__}: {text}{where}; RLSTACK_TRACEBACK=1 shows the traceback"
 
 
-_OWN = (ValueError, OSError, ArithmeticError)
+_OWN = (ReportedError, ValueError, OSError, ArithmeticError)
 _STACK = os.path.dirname(os.path.abspath(rlstack.__file__)) + os.sep
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from rlstack.programs.cli import component_options, env_options, help
+from rlstack.programs.cli import env_options, help
 from rlstack.programs.cli.options import UsageError, parse
 from rlstack.programs.config.encoding import from_json
 from rlstack.programs.config.experiment import Experiment, agents_of
@@ -101,6 +101,8 @@ def read(
       ValueError: there is no such preset or file, or an option does not take its value.
     """
     base = _base(name, modules)
+    from rlstack.programs.cli import component_options  # with JAX, after the name is known
+
     prog, about = f"rlstack {command} {name}", describe(name)
 
     def parsed(args: Sequence[str], default: T) -> T:
@@ -140,6 +142,8 @@ def _base(name: str, modules: tuple[str, ...]) -> Experiment:
         )
     if not name.endswith(".json"):
         return dataclasses.replace(preset(name), modules=modules)
+    if not Path(name).is_file():
+        raise ValueError(f"there is no file {name}. RUN_DIR/config.json is that of a run.")
     experiment = from_json(Path(name).read_bytes(), name)
     return dataclasses.replace(experiment, modules=(*experiment.modules, *modules))
 

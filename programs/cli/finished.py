@@ -17,6 +17,7 @@ import tyro
 from rlstack.programs.cli import env_options
 from rlstack.programs.cli.options import UsageError, parse
 from rlstack.programs.config.env_config import Option
+from rlstack.programs.session.run_dir import RunDir
 from rlstack.programs.session.signals import Interrupted
 from rlstack.programs.tools.report import By, Pictures
 
@@ -55,6 +56,7 @@ def evaluate(args: list[str]) -> int:
     """Runs `rlstack eval`; returns the exit code, as all of these functions do."""
     vary, args = env_options.take_vary(args)
     chosen = parse(_EvalOptions, "rlstack eval", args, config=(tyro.conf.FlagConversionOff,))
+    RunDir.open(chosen.run_dir)  # before JAX is imported
     if chosen.tournament:
         from rlstack.programs.tools import tournament
 
@@ -219,6 +221,7 @@ class _RecordOptions:
 def record(args: list[str]) -> int:
     """Runs `rlstack record`."""
     chosen = parse(_RecordOptions, "rlstack record", args)
+    RunDir.open(chosen.run_dir)
     from rlstack.programs.run import record as recording
 
     with contextlib.ExitStack() as stack:
@@ -420,9 +423,10 @@ class _ExportOptions:
 
 def export(args: list[str]) -> int:
     """Runs `rlstack export`."""
+    chosen = parse(_ExportOptions, "rlstack export", args)
+    RunDir.open(chosen.run_dir)
     from rlstack.programs.tools import export as exporting
 
-    chosen = parse(_ExportOptions, "rlstack export", args)
     found = exporting.export(chosen.run_dir, chosen.format, chosen.out, params=chosen.params)
     print(f"{found.path}: {found.path.stat().st_size:,} bytes; {found.description} describes it")
     if found.batch is not None:

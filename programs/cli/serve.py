@@ -12,6 +12,7 @@ from typing import Literal
 import tyro
 
 from rlstack.programs.cli.options import UsageError, parse
+from rlstack.programs.session.run_dir import RunDir
 from rlstack.programs.session.signals import StopSignals
 
 _POLL = 0.1  # seconds between checks of whether a signal has come
@@ -51,6 +52,7 @@ def main(args: list[str]) -> int:
         raise UsageError(f"--max-players must be at least 1; got {chosen.max_players}")
     if chosen.games and (chosen.name or chosen.origins):
         raise UsageError("--games cannot be combined with --name or --origins")
+    RunDir.open(chosen.run_dir)  # before JAX is imported
     (_serve_games if chosen.games else _serve_http)(chosen)
     return 0
 

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import tyro
+
+from rlstack import EvaluatorConfig
+from rlstack.checks import is_config
 from rlstack.programs.cli import env_options, experiment_options
 from rlstack.programs.cli.options import UsageError, parse
 from rlstack.programs.config.env_config import Option
-from rlstack.programs.run import train
+from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.config.stop_config import StopConfig
+from rlstack.programs.session import run_config
 from rlstack.programs.session.result import Result
+from rlstack.programs.session.run_dir import RunDir
 from rlstack.programs.study.study import PbtConfig, Study, is_study
-from rlstack.references import name_of
+from rlstack.references import Hook, name_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +41,10 @@ class _TrainOptions(experiment_options.StudyOptions):
 
 @dataclasses.dataclass(frozen=True)
 class _ResumeOptions:
-    """Continue a run from its newest checkpoint, or a study: several runs or a population."""
+    """Continue a run from its newest checkpoint, or a study: several runs or a population.
+
+    The other options stay as they are, because they have an effect on what is learned.
+    """
 
     resume: Path
     """The directory of the run or of the study."""
@@ -45,6 +57,16 @@ class _ResumeOptions:
     """A new budget in hours of training, counted likewise. 0 is no limit."""
     jobs: int = 1
     """Number of runs of a study at the same time, each in a process of its own."""
+    stop: StopConfig = StopConfig()
+    evaluator: EvaluatorConfig = EvaluatorConfig()
+    loggers: tuple[Hook, ...] = Experiment.loggers
+    """All loggers of the run from here on."""
+    log_period: int = Experiment.log_period
+    """Environment steps between two lines of logs."""
+    checkpoint_period: int = Experiment.checkpoint_period
+    """Environment steps between two checkpoints."""
+    checkpoints_kept: int = Experiment.checkpoints_kept
+    """Number of checkpoints that are kept, the newest."""
 
 
 _USAGE = """\
@@ -52,10 +74,11 @@ usage: rlstack train PRESET [options]
        rlstack train CONFIG.json [options]
        rlstack train PRESET --vary NAME VALUE ... [--seeds N] [options]   a grid, as of sweep
        rlstack train PRESET --population N --vary NAME LOW HIGH [log] [options]
-       rlstack train --resume RUN_DIR [--frames N] [--updates N] [--hours N] [--jobs N]
+       rlstack train --resume RUN_DIR [--frames N] [--updates N] [--hours N] [--jobs N] [options]
 
 `rlstack train PRESET --help` explains the options, with the values of the preset.
 """
+_KEPT = [name for name in run_config.CHANGEABLE if name not in run_config.BUDGETS]
 _SHORT_OPTIONS = {"--launch": "--program.launch", "--ray-address": "--program.ray.address"}
 
 
@@ -79,7 +102,7 @@ def main(args: list[str], modules: tuple[str, ...] = ()) -> int:
                 "a preset must come first, such as cartpole-ppo, or --resume RUN_DIR; got "
                 f"{args[0]}"
             )
-        return _resume(_resume_options(args))
+        return _resume(args)
     name, *rest = args
     vary, rest = env_options.take_vary(rest)
     more, rest = _take_loggers(rest)
@@ -97,14 +120,16 @@ def main(args: list[str], modules: tuple[str, ...] = ()) -> int:
         chosen = dataclasses.replace(chosen, experiment=experiment)
     _check_combination(chosen, rest, vary)
     if chosen.dry_run:
-        train.chosen_updates(chosen.profile, chosen.experiment)
-        from rlstack.programs.run import (
-            plan,  # needs the nodes, which a run imports in their processes
-        )
+        from rlstack.programs.run import plan  # needs the nodes
+        from rlstack.programs.session.profiling.profile import chosen_updates
+
+        chosen_updates(chosen.profile, chosen.experiment)
 
         print(plan.plan(chosen.experiment, chosen.run_dir), end="")
         return 0
     if not (chosen.seeds or vary or chosen.population):
+        from rlstack.programs.run import train
+
         return _print_result(train.run(chosen.experiment, chosen.run_dir, profile=chosen.profile))
     from rlstack.programs.study import train as studies
 
@@ -130,16 +155,15 @@ def _take_loggers(args: Sequence[str]) -> tuple[list[str], list[str]]:
     return found, rest
 
 
-def _resume_options(args: Sequence[str]) -> _ResumeOptions:
+def _resume_options(args: Sequence[str], before: _ResumeOptions) -> _ResumeOptions:
     try:
-        return parse(_ResumeOptions, "rlstack train", args)
+        config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)
+        return parse(_ResumeOptions, "rlstack train", args, default=before, config=config)
     except UsageError as error:
-        if "no option" not in str(error):
+        name = re.match(r"there is no option (--[\w.-]+) \(", str(error))
+        if name is None:  # a wrong value, or a misspelt option
             raise
-        raise UsageError(
-            f"{error}. A run that is resumed keeps its options, except for its budgets; rlstack "
-            "train RUN_DIR/config.json trains a new run with other ones"
-        ) from error
+        raise UsageError(f"{name[1]} must stay as it is; {run_config.how_to_change()}") from error
 
 
 def _check_combination(chosen: _TrainOptions, args: Sequence[str], vary: Collection[str]) -> None:
@@ -179,15 +203,52 @@ def _study(chosen: _TrainOptions, vary: Mapping[str, Sequence[Option]]) -> Study
     return Study(base, seeds, spaces, chosen.pbt)
 
 
-def _resume(chosen: _ResumeOptions) -> int:
-    budgets = {name: getattr(chosen, name) for name in ("frames", "updates", "hours")}
+def _resume(args: Sequence[str]) -> int:
+    pairs = [arg.partition("=") for arg in args]
+    path = next(
+        (
+            Path(value or following)
+            for (name, _, value), following in zip(pairs, [*args[1:], ""], strict=True)
+            if name == "--resume"
+        ),
+        Path(),
+    )
+    before = _ResumeOptions(path)
+    if RunDir(path).config.is_file() and not is_study(path):
+        experiment = run_config.read_config(RunDir(path), several=True)
+        kept = {name: getattr(experiment, name) for name in _KEPT}
+        before = dataclasses.replace(before, **kept)
+    chosen = _resume_options(args, before)
+    budgets = {name: getattr(chosen, name) for name in run_config.BUDGETS}
     given = {name: value for name, value in budgets.items() if value is not None}
+    changes = _changes(before, chosen)
     if not is_study(chosen.resume):
-        return _print_result(train.resume(chosen.resume, **budgets))
+        RunDir.open(chosen.resume)
+        from rlstack.programs.run import train
+
+        return _print_result(train.resume(chosen.resume, **budgets, changes=changes))
+    if changes:
+        raise UsageError(
+            f"{', '.join(changes)} must stay in a study, whose runs have the same options; it may "
+            "have new budgets. Each of its runs may be resumed alone, by its own directory"
+        )
     from rlstack.programs.study import train as studies
 
     studies.resume(chosen.resume, given, jobs=chosen.jobs)
     return 0
+
+
+def _changes(before: _ResumeOptions, now: _ResumeOptions) -> dict[str, Any]:
+    """Returns the options that differ, by their names."""
+    found: dict[str, Any] = {}
+    for name in _KEPT:
+        old, new = getattr(before, name), getattr(now, name)
+        if is_config(new):
+            every = {f.name: getattr(new, f.name) for f in dataclasses.fields(new)}
+            found |= {f"{name}.{k}": v for k, v in every.items() if v != getattr(old, k)}
+        elif old != new:
+            found[name] = new
+    return found
 
 
 def _print_result(result: Result) -> int:

@@ -6,7 +6,6 @@ import errno
 import traceback
 
 from rlstack.acting.params import ParamsClosedError, ParamsError
-from rlstack.checks import ReportedError
 from rlstack.devices.group import GroupLostError
 from rlstack.learning.learner import NonFiniteError
 from rlstack.programs.program.supervisor import End
@@ -79,9 +78,10 @@ def end_of(error: BaseException, ran_seconds: float = 0.0) -> End:
     # The message of a disk that refuses a file says all; the node's own log has the traceback.
     is_disk = isinstance(error, OSError) and error.errno in _FULL
     says_all = is_disk or isinstance(error, CheckpointWriteError)
-    place = "" if isinstance(error, (*_SECONDARY, ReportedError)) else errors.user_place(error)
-    where = f" (in {place})" if place and place not in str(error) else ""
-    reason = errors.noted(f"{type(error).__name__}: {error}{where}")
+    where = "" if isinstance(error, _SECONDARY) else errors.where(error)
+    # The rest of a RemoteError is the other node's traceback.
+    text = str(error).split("\n", 1)[0] if isinstance(error, RemoteError) else str(error)
+    reason = errors.noted(f"{type(error).__name__}: {text}{where}")
     return End(
         reason=reason,
         traceback=reason if says_all else "".join(traceback.format_exception(error)),

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TextIO
 
 import jax
@@ -20,6 +21,7 @@ from rlstack.programs.build.agent import make_agent
 from rlstack.programs.build.devices import check_devices
 from rlstack.programs.build.environments import check_opponents, environment_spec
 from rlstack.programs.build.hooks import check_hooks
+from rlstack.programs.build.replay import check_pace
 from rlstack.programs.build.restored import require_checkpoint
 from rlstack.programs.config.encoding import to_json
 from rlstack.programs.config.experiment import Experiment
@@ -31,11 +33,16 @@ from rlstack.programs.run.run_session import Engine, RunSession, drive
 from rlstack.programs.session import failed_update, origin, signals
 from rlstack.programs.session.callbacks import Callbacks, check_callback
 from rlstack.programs.session.display import ProgressDisplay
-from rlstack.programs.session.endings import BUDGETS, is_complete
+from rlstack.programs.session.endings import is_complete
 from rlstack.programs.session.profiling.profile import Profile, Updates, chosen_updates
 from rlstack.programs.session.progress import Progress, open_logs, resume_point
 from rlstack.programs.session.result import Result, read_result
-from rlstack.programs.session.run_config import read_config
+from rlstack.programs.session.run_config import (
+    BUDGETS,
+    changed,
+    read_config,
+    record_changes,
+)
 from rlstack.programs.session.run_dir import RunDir
 from rlstack.programs.session.signals import Interrupted, StopSignals
 from rlstack.programs.session.titles import set_title
@@ -141,11 +148,14 @@ def _check(experiment: Experiment) -> None:
     check_opponents(experiment)
     check_devices(experiment)
     check_videos(experiment)
+    check_pace(experiment)
 
 
 @contextlib.contextmanager
 def new_run(experiment: Experiment, run_dir: str | Path | None = None) -> Iterator[Opened]:
     """Makes the directory of a new run and claims it; arguments and errors are those of `run`."""
+    if run_dir is not None:
+        RunDir(Path(run_dir).absolute()).check_free()
     experiment = checked(experiment)
     created = RunDir.create(run_dir, experiment.preset, experiment.seed)
     with created.claimed() as directory:
@@ -165,28 +175,34 @@ def resume(
     frames: int | None = None,
     updates: int | None = None,
     hours: float | None = None,
+    changes: Mapping[str, Any] = MappingProxyType({}),
     callbacks: Sequence[Any] = (),
     stream: TextIO | None = None,
 ) -> Result:
     """Continues a run from its newest undamaged checkpoint.
 
     A run that has spent a budget stays as it is. A run that a stop rule ended also stays as it is,
-    unless it gets a new budget; it then ends when a rule says so at a later evaluation.
+    unless it gets a new budget or rule; it then ends when a rule says so at a later evaluation.
 
     Args:
       run_dir: the directory of a run that was interrupted or has finished.
       frames: a new budget, counted from the start of the first run; unchanged by default.
       updates: a new budget of updates, counted in the same way; unchanged by default.
       hours: a new budget of training hours, counted in the same way; unchanged by default.
+      changes: other options with an effect on logs, evaluations, checkpoints or the end of the
+        run, by name, such as ``{"evaluator.period": 1000, "loggers": ["jsonl"]}``. The run
+        directory's changes.jsonl records them, and what is learned stays the same.
       callbacks: objects that are told what happens; see `run`.
       stream: receives the progress display; standard error by default.
 
     Raises:
-      ValueError: there is no run or no checkpoint, the checkpoint does not fit the config, or
-        another command writes to the directory.
+      ValueError: there is no run or no checkpoint, the checkpoint does not fit the config, the
+        dataset of the run or an option that must stay has changed, or another command writes to
+        the directory.
     """
-    given = {"frames": frames, "updates": updates, "hours": hours}
-    with earlier_run(run_dir, {k: v for k, v in given.items() if v is not None}) as opened:
+    budgets = {"frames": frames, "updates": updates, "hours": hours}
+    given = {name: value for name, value in budgets.items() if value is not None}
+    with earlier_run(run_dir, {**changes, **given}) as opened:
         result = opened.result
         if result is None:
             return train_opened(opened, stream, callbacks)
@@ -205,30 +221,33 @@ def resume(
 
 @contextlib.contextmanager
 def earlier_run(
-    run_dir: str | Path, budgets: Mapping[str, Any], *, may_restart: bool = False
+    run_dir: str | Path, changes: Mapping[str, Any], *, may_restart: bool = False
 ) -> Iterator[Opened]:
     """Claims the directory of a run that was interrupted or has finished.
 
     Args:
       run_dir: the run's directory.
-      budgets: new budgets, by the name of the config field.
+      changes: new values of options, by name; see `rlstack.programs.session.run_config.changed`.
       may_restart: True to start a run without a checkpoint from the beginning; False to raise.
 
     Raises:
       ValueError: see `resume`.
     """
     with RunDir.open(run_dir).claimed() as directory:
-        experiment = dataclasses.replace(read_config(directory, several=True), **budgets)
+        before = read_config(directory, several=True)
+        experiment = changed(before, changes)
         result = read_result(directory)
-        if result is not None and is_complete(experiment, result, same_budget=not budgets):
+        same = not {name.partition(".")[0] for name in changes} & {*BUDGETS, "stop"}
+        if result is not None and is_complete(experiment, result, same_budget=same):
             yield Opened(experiment, directory, result=result)
             return
         _check(experiment)
         start_from = resume_point(directory)
         if not may_restart:
             start_from = require_checkpoint(directory, experiment, start_from)
-        if budgets:
-            directory.write_config(to_json(experiment))
+        if start_from is not None:
+            origin.check_datasets(directory, start_from)
+        record_changes(directory, before, experiment, Progress.of(start_from).env_frames)
         yield Opened(experiment, directory, start_from)
 
 

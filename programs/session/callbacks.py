@@ -17,6 +17,7 @@ import numpy as np
 
 from rlstack.acting.evaluator import Evaluation
 from rlstack.checks import WrongKindError, no_exits
+from rlstack.programs.session import errors
 from rlstack.types import Logs
 
 _MAX_WAITING = 20_000  # events that the calling process may be behind
@@ -93,8 +94,7 @@ class Callbacks:
                 if (i, kind) not in self._failed:
                     self._failed.add((i, kind))
                     self._tell(
-                        f"the callback {name} raised {type(error).__name__}: {error}; "
-                        "the run goes on."
+                        f"the callback {name} raised {errors.described(error)}; the run goes on."
                     )
                 continue
             if answer and not self.reason:

@@ -16,12 +16,13 @@ from rlstack.optimizers import OptimizerConfig, component_fields
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.config.member_config import AgentConfig
 from rlstack.programs.config.stop_config import StopConfig
+from rlstack.programs.session import errors
 from rlstack.programs.session.result import Result
+from rlstack.programs.session.run_config import BUDGETS
 from rlstack.references import call_factory, check_callable, name_of
 from rlstack.storage import jsonl
 
 RETURN = "evaluator/episode_return"
-BUDGETS = ("frames", "updates", "hours")
 
 _AS_GOOD_AS_0 = 1e-3  # fraction of the largest learning rate that counts as 0
 _NEAR_THE_END = 0.95  # fraction of the budget after which a schedule may end without a warning
@@ -141,7 +142,7 @@ class StopRules:
             except Exception as error:
                 if name not in self._failed:
                     self._failed.add(name)
-                    self._tell(f"the stop rule {name} raised {type(error).__name__}: {error}")
+                    self._tell(f"the stop rule {name} raised {errors.described(error)}")
                 continue
             if answer:
                 found.append((name, answer if isinstance(answer, str) else ""))

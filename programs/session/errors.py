@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
+import re
 import resource
 import traceback
 
-from rlstack.checks import place_of
+from rlstack.checks import ReportedError, place_of
 
 _TEXT = os.strerror(errno.EMFILE)
 _SPARE = 4  # a library may give up before the last descriptor is taken
@@ -43,20 +45,38 @@ def noted(text: str) -> str:
     return f"{text} ({_TEXT})" if _TEXT not in text and used >= limit - _SPARE else text
 
 
-def user_place(error: BaseException, *, code: bool = True) -> str:
-    """Returns "FILE:LINE: CODE" of the deepest line of the user that an error passed; "" for none.
+def described(error: BaseException) -> str:
+    """Returns "KIND: TEXT (in FILE:LINE: CODE)", with the user's line that the error passed.
 
-    The error's causes count too.
-
-    Args:
-      error: the error.
-      code: False for "FILE:LINE".
+    An error that already names its place, or that passed no line of the user, is told without.
     """
-    lines: list[traceback.FrameSummary] = []
-    cause: BaseException | None = error
-    while cause is not None:
-        lines += traceback.extract_tb(cause.__traceback__)
-        cause = cause.__cause__
-    place = place_of(traceback.StackSummary.from_list(lines), users=True)
-    text = next((x.line for x in reversed(lines) if place == f"{x.filename}:{x.lineno}"), "")
-    return f"{place}: {text}" if code and text else place
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"{text}{where(error)}"
+
+
+def where(error: BaseException) -> str:
+    """Returns " (in FILE:LINE: CODE)" of the user's line that an error passed, if it lacks that."""
+    if isinstance(error, ReportedError):
+        return ""
+    place = _definition(error) or place_of(error, users=True)
+    return f" (in {place})" if place and place not in str(error) else ""
+
+
+def _definition(error: BaseException) -> str:
+    """Returns the place of the user's function that a call of the stack did not fit; else ""."""
+    fits = re.match(r"([\w.<>]+)\(\) (?:missing|takes|got) ", str(error))
+    if not (isinstance(error, TypeError) and fits and error.__traceback__):
+        return ""
+    *_, (caller, _) = traceback.walk_tb(error.__traceback__)
+    if place_of(traceback.extract_stack(caller, limit=1), users=True):
+        return ""
+    near = list(caller.f_locals.values())
+    inside = [one for value in near for one in getattr(value, "__dict__", {}).values()]
+    methods = [getattr(type(value), fits[1].rpartition(".")[2], None) for value in near]
+    for found in (*near, *inside, *methods):
+        found = found.func if isinstance(found, functools.partial) else found
+        code = getattr(found, "__code__", None)
+        if code is not None and getattr(found, "__qualname__", "") == fits[1]:
+            line = traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)
+            return place_of(traceback.StackSummary.from_list([line]), users=True)
+    return ""

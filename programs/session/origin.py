@@ -5,23 +5,24 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlstack.programs.session.run_config import CHANGEABLE
 from rlstack.programs.session.run_dir import RunDir, option_values
 from rlstack.storage import checkpoint, files
+from rlstack.storage.datasets import fingerprint, located
 
 _ENTRY = "run"  # key in a checkpoint's metadata; checkpoints of earlier versions lack it
-_BUDGETS = ("frames", "updates", "hours")  # a resumed run may have others
 _SHOWN = 6  # changed options in a message
 
 
 def record(directory: RunDir) -> dict[str, Any]:
-    """Returns the metadata that a checkpoint of a run gets: the run's id, its seed and options.
+    """Returns the metadata that a checkpoint of a run gets: its id, seed, options and datasets.
 
     The id is that of the newest checkpoint in the directory, so copies of a run and renamed ones
-    keep theirs. The options are those of its config.json.
+    keep theirs, and so are the fingerprints of datasets. The options are those of its config.json.
     """
     newest = checkpoint.latest(directory.checkpoints)
     told = _told(newest) if newest is not None else {}
@@ -31,6 +32,7 @@ def record(directory: RunDir) -> dict[str, Any]:
             "id": told.get("id") or uuid.uuid4().hex,
             "seed": options.get("seed"),
             "options": options,
+            "datasets": told.get("datasets") or _datasets(options),
         }
     }
 
@@ -58,6 +60,23 @@ def check(directory: RunDir, path: Path) -> None:
             )
 
 
+def check_datasets(directory: RunDir, path: Path) -> None:
+    """Checks that the datasets of a run are those that it learned from up to a checkpoint.
+
+    Raises:
+      CheckpointError: a dataset has changed. Checkpoints of earlier versions are not checked.
+    """
+    before, now = _told(path).get("datasets", {}), _datasets(_options(directory))
+    for name, found in now.items():
+        if before.get(name, found) != found:
+            raise checkpoint.CheckpointError(
+                f"{name} must be the dataset that the run in {directory.path} has learned from; "
+                f"it has changed since {path.name} was saved (its fingerprint was "
+                f"{before[name]} and is {found}). Put the earlier one back, or start a new "
+                f"run: rlstack train {directory.config}"
+            )
+
+
 @contextlib.contextmanager
 def compared(directory: RunDir, path: Path) -> Iterator[None]:
     """Explains the error of a checkpoint that does not fit by the options changed since then.
@@ -75,7 +94,9 @@ def compared(directory: RunDir, path: Path) -> Iterator[None]:
         changed = [
             f"{name} was {json.dumps(before.get(name))} and is {json.dumps(now.get(name))}"
             for name in sorted({*before, *now})
-            if before and before.get(name) != now.get(name) and name not in _BUDGETS
+            if before
+            and before.get(name) != now.get(name)
+            and name.partition(".")[0] not in CHANGEABLE
         ]
         if not changed:
             raise
@@ -102,3 +123,13 @@ def _options(directory: RunDir) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return option_values(config) if isinstance(config, dict) else {}
+
+
+def _datasets(options: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the fingerprint of each dataset that options name, but of those that are missing."""
+    found = {}
+    for option, name in options.items():
+        if name and (option == "data" or option.endswith("replay.demonstrations")):
+            with contextlib.suppress(ValueError, OSError):  # where it is read, it is an error
+                found[name] = fingerprint(located(name))
+    return found

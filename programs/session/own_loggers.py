@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rlstack.checks import no_exits
-from rlstack.references import Hook, check_callable, load_hook, name_of, nearest
+from rlstack.programs.session import errors
+from rlstack.references import Hook, check_callable, did_you_mean, load_hook, name_of
 from rlstack.storage.loggers import Logger, to_scalar
 
 READY = ("jsonl", "tensorboard", "terminal")
@@ -55,7 +56,7 @@ def check_loggers(loggers: Sequence[Hook]) -> None:
         elif logger not in READY:
             raise ValueError(
                 f'{_FIELD} must be {", ".join(known)} or "module:callable"; got '
-                f"{logger!r}{nearest(str(logger), known)}."
+                f"{logger!r}.{did_you_mean(str(logger), known)}"
             )
 
 
@@ -127,7 +128,7 @@ class _Guarded:
             with no_exits():
                 return call(*arguments)
         except Exception as error:
-            self._fail(f"raised {type(error).__name__}: {error}")
+            self._fail(f"raised {errors.described(error)}")
             return None
 
     def _fail(self, what: str) -> None:

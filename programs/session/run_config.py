@@ -1,13 +1,22 @@
-"""The experiment of a run, read from its directory."""
+"""The experiment of a run, read from its directory, and what a resumed run may change in it."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import time
+from collections.abc import Mapping
 from typing import Any
 
+from rlstack.programs.config import options
 from rlstack.programs.config.encoding import from_json, to_json
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.session.run_dir import RunDir, option_values
+
+BUDGETS = ("frames", "updates", "hours")
+# What a resumed run may change: none of it has an effect on what is learned.
+_PERIODS = ("log_period", "checkpoint_period", "checkpoints_kept")
+CHANGEABLE = (*BUDGETS, "stop", "evaluator", "loggers", *_PERIODS)
 
 
 def read_config(directory: RunDir, *, several: bool = False) -> Experiment:
@@ -34,3 +43,64 @@ def read_config(directory: RunDir, *, several: bool = False) -> Experiment:
 def options_of(experiment: Experiment) -> dict[str, Any]:
     """Returns the options of an experiment by name, such as agent.discount, as in its JSON."""
     return option_values(json.loads(to_json(experiment)))
+
+
+def changed(experiment: Experiment, changes: Mapping[str, Any]) -> Experiment:
+    """Returns the experiment of a run that is resumed with other values of some options.
+
+    Args:
+      experiment: the experiment as the run has it.
+      changes: new values by the names of options, such as ``evaluator.period``. A name without a
+        dot, such as ``evaluator``, takes a whole config.
+
+    Raises:
+      ValueError: there is no such option, it must stay as it is, or its value is wrong.
+    """
+    fields: dict[str, Any] = {}
+    for name, value in changes.items():
+        field, *inner = options.path(name)
+        known = [entry.name for entry in options.entries(experiment)]
+        if options.value_of(experiment, field) is None:
+            raise ValueError(f"resume: {options.unknown(name, known)}.")
+        if field not in CHANGEABLE:
+            raise ValueError(f"resume: {name} must stay as it is; {how_to_change()}.")
+        if inner and inner[0] not in options.hints_of_parser(getattr(experiment, field)):
+            raise ValueError(f"resume: {options.unknown(name, known)}.")
+        fields.setdefault(field, {})["".join(inner)] = value
+    found = {
+        # Together, because the values of a config may be right in pairs only.
+        field: dataclasses.replace(values.pop("", getattr(experiment, field)), **values)
+        if any(values)
+        else values[""]
+        for field, values in fields.items()
+    }
+    return dataclasses.replace(experiment, **found)
+
+
+def how_to_change() -> str:
+    """Returns the end of a message about an option that a resumed run must keep."""
+    groups = {"stop": "stop.*", "evaluator": "evaluator.*"}
+    names = [f"--{groups.get(name, name).replace('_', '-')}" for name in CHANGEABLE]
+    return (
+        f"a resumed run may have another {', '.join(names[:-1])} and {names[-1]}, and keeps the "
+        "other options. rlstack train RUN_DIR/config.json trains a new run with other ones"
+    )
+
+
+def record_changes(directory: RunDir, before: Experiment, now: Experiment, frames: int) -> None:
+    """Writes config.json, and a line of changes.jsonl with the values before and now.
+
+    Args:
+      directory: the run's directory, claimed by this command.
+      before: the experiment as the run had it.
+      now: the experiment as it goes on.
+      frames: the frames at which it goes on.
+    """
+    old, new = options_of(before), options_of(now)
+    differ = {name: [old.get(name), new[name]] for name in new if old.get(name) != new[name]}
+    if not differ:
+        return
+    directory.write_config(to_json(now))
+    line = {"env_frames": frames, "wall_time": time.time(), "changed": differ}
+    with open(directory.changes, "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")

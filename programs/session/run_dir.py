@@ -2,6 +2,7 @@
 
 ```
 config.json      the resolved config, from which the run can be repeated
+changes.jsonl    options that were changed when the run was resumed, with both values
 metrics.jsonl    scalars, one JSON object per line
 tensorboard/     the same scalars as TensorBoard events
 checkpoints/     see rlstack.storage.checkpoint; best/ has the params of the best evaluation
@@ -166,6 +167,11 @@ class RunDir:
     def config(self) -> Path:
         """The file of the resolved config."""
         return self.path / "config.json"
+
+    @property
+    def changes(self) -> Path:
+        """The options that resumed commands changed, one JSON object per command."""
+        return self.path / "changes.jsonl"
 
     @property
     def metrics(self) -> Path:

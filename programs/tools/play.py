@@ -120,7 +120,7 @@ def find_game(name: str) -> Builder:
     if folded(name) in known:
         return known[folded(name)]
     close = nearest(name, {_kebab(game): None for game in GAMES})
-    raise ValueError(f'play: there is no game {name!r}{close} Or give "module:callable".')
+    raise ValueError(f'there is no game {name!r}{close} Or give "module:callable".')
 
 
 def _kebab(name: str) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 from dm_env import specs
 
-from rlstack.checks import EnvCrash, EnvError
+from rlstack.checks import EnvCrash, EnvError, place_of
 from rlstack.envs.adapters import (
     EnvBuilder,
     Options,
@@ -258,11 +257,9 @@ def spec_signature(env: AutoResetEnv) -> SpecSignature:
 
 
 def _place(error: BaseException) -> str:
-    """Returns the line of code that raised an error, unless it is a line of this package."""
-    frames = traceback.extract_tb(error.__traceback__)
-    if not frames or frames[-1].filename == __file__:
-        return ""
-    return f" ({frames[-1].filename}:{frames[-1].lineno})"
+    """Returns the user's line that an error passed, else the line that raised it."""
+    place = place_of(error)
+    return "" if place.startswith(f"{__file__}:") else f" (in {place})"  # of a wrong call
 
 
 def builder_name(builder: str | EnvBuilder) -> str:

@@ -155,7 +155,7 @@ class Watch:
 
 
 def line_of(thread: int, users: bool = False) -> str:
-    """Returns FILE:LINE of the user's code in which a thread is, or else of its deepest line.
+    """Returns "FILE:LINE: CODE" of the user's line in which a thread is, else of its deepest line.
 
     Args:
       thread: the thread's identifier.

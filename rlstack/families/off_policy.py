@@ -79,6 +79,7 @@ class PolicyAndCriticsAgent(Agent):
     """
 
     cfg: PolicyAndCriticsConfig
+    has_priorities = True
 
     def __init__(self, cfg: PolicyAndCriticsConfig, *args: Any, **kwargs: Any) -> None:
         """Checks the networks.

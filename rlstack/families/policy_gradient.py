@@ -124,7 +124,6 @@ class PolicyGradientAgent(Agent):
     """
 
     cfg: Any
-    has_priorities = False
 
     def __init__(self, cfg: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)

@@ -103,6 +103,8 @@ class TargetNetworkAgent(Agent):
     explains them.
     """
 
+    has_priorities = True
+
     def __init__(self, cfg: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)
         components = {

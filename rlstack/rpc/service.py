@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
+from rlstack.checks import place_of
 from rlstack.rpc import codec, versions
 
 OK, ERROR, RESTARTED = 0, 1, 2  # the first entry of an answer
@@ -256,6 +257,8 @@ def _error(error: BaseException) -> tuple:
     frames = error.__traceback__ and error.__traceback__.tb_next
     lines = traceback.format_exception(type(error), error, frames or error.__traceback__)
     message = "".join(traceback.format_exception_only(type(error), error)).strip()
+    place = place_of(error, users=True)
+    message += f" (in {place})" if place and place not in message else ""
     texts = (type(error).__name__, message, "".join(lines)[-_MAX_TRACEBACK:])
     return (ERROR, *(t.encode(errors="backslashreplace").decode() for t in texts))
 

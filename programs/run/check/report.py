@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from rlstack.programs.session.errors import user_place
+from rlstack.programs.session.errors import where
 
 Outcome = Literal["holds", "fails", "does not apply"]
 
@@ -82,5 +82,4 @@ def _result(name: str, rule: Callable[[Any], str | None], argument: Any) -> Resu
         return Result(name, "fails", str(failure))
     except Exception as error:  # whatever the user's code raises
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        place = user_place(error)
-        return Result(name, "fails", f"{text} (in {place})" if place else text)
+        return Result(name, "fails", f"{text}{where(error)}")

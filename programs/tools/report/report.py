@@ -227,6 +227,7 @@ def _sections(report: Report) -> list[tuple[str, tables.Table]]:
         ("Options that differ from the preset", tables.of_options(report.groups)),
         ("All options of presets of your own", tables.of_options(report.groups, known=False)),
         ("Nodes that were lost", tables.of_faults(report.groups)),
+        ("Versions", tables.of_versions(report.groups)),
         ("Returns with intervals", tables.of_tasks(found)),
     ]
     if found.normalisation is not None:

@@ -34,6 +34,7 @@ _COLUMNS = (
 _WORDS = ("method", "task", "preset", "option", "value")  # columns that are not numbers
 _OPTIONS = ("preset", "option", "value")
 _FAULTS = ("preset", "seed", "topology", "launched as", "restarts", "frames lost")
+_VERSIONS = ("preset", "seeds", "rlstack", "commit", "packages", "machine")
 _UNFINISHED = ("preset", "task", "seed", "directory", "state")
 _CSV = (
     *("method", "other", "task", "scale", "statistic", "estimate", "low", "high", "runs"),
@@ -54,6 +55,30 @@ def of_unfinished(runs: Sequence[Unfinished]) -> Table:
     return _UNFINISHED, [
         [one.name, one.task, str(one.experiment.seed), one.path.name, one.state] for one in runs
     ]
+
+
+def of_versions(groups: Mapping[str, Sequence[Run]]) -> Table:
+    """Returns a row for each group and all versions and machines with which its runs were made."""
+    made: dict[tuple[str, ...], list[str]] = {}  # the seeds of each
+    for name, runs in groups.items():
+        for result in (run.result for run in runs):
+            packages = dict(result.versions)
+            own = packages.pop("rlstack", "unknown")
+            listed = ", ".join(f"{package} {version}" for package, version in packages.items())
+            rest = (
+                own,
+                _short(result.git_commit),
+                listed or "unknown",
+                result.machine or "unknown",
+            )
+            made.setdefault((name, *rest), []).append(str(result.seed))
+    return _VERSIONS, [[name, ", ".join(seeds), *rest] for (name, *rest), seeds in made.items()]
+
+
+def _short(commit: str) -> str:
+    """Returns the first digits of a commit, and whether files differed from it."""
+    digits, dash, rest = commit.partition("-")
+    return f"{digits[:7]}{dash}{rest}"
 
 
 def of_options(groups: Mapping[str, Sequence[Run]], *, known: bool = True) -> Table:
@@ -182,7 +207,7 @@ def _row(name: str, runs: Sequence[Run]) -> list[str]:
         ", ".join(f"{result.seed}: {value}" for result, value in zip(results, shown, strict=True)),
         f"{numbers.median(result.wall_seconds for result in results):,.0f}",
         f"{numbers.median(result.frames_per_second for result in results):,.0f}",
-        ", ".join(sorted({result.git_commit[:7] for result in results})),
+        ", ".join(sorted({_short(result.git_commit) for result in results})),
     ]
 
 

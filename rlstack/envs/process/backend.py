@@ -67,7 +67,7 @@ class ProcessBackend:
 
         Raises:
           EnvError: an environment breaks the rules of its interface.
-          EnvCrash: a worker failed to start; the message contains its traceback.
+          EnvCrash: a worker failed to start; the error's cause has its traceback.
           WrongKindError: the builder cannot be pickled.
         """
         try:
@@ -100,7 +100,7 @@ class ProcessBackend:
             self.close()
             if isinstance(error, WorkerFailure):
                 kind = EnvError if error.fatal else EnvCrash
-                raise kind(f"ProcessBackend: a worker did not start. {error}") from None
+                raise kind(f"ProcessBackend: a worker did not start. {error.reason}") from error
             raise
         hello = hellos[0]
         self._shown = StepNest(hello.observation, hello.extras)
@@ -182,7 +182,7 @@ class ProcessBackend:
 
         Raises:
           EnvError: an environment breaks the rules of its interface.
-          EnvCrash: too many workers failed; the message contains the last one's traceback.
+          EnvCrash: too many workers failed; the error's cause has the last one's traceback.
         """
         while len(self._ready) < self._config.wait_num:
             self._wait()
@@ -272,14 +272,16 @@ class ProcessBackend:
     def _count_restart(self, failure: WorkerFailure) -> None:
         if failure.fatal:
             raise EnvError(
-                f"ProcessBackend: an environment breaks the rules of its interface.\n{failure}"
-            )
+                "ProcessBackend: an environment breaks the rules of its interface: "
+                f"{failure.reason}"
+            ) from failure
         worked = time.monotonic() - self._working_since - failure.hung
         if not self._limit.count(worked):
             raise EnvCrash(
                 f"ProcessBackend: there may be {self._limit.text} "
-                f"(max_restarts={self._config.max_restarts}); one more worker failed: {failure}"
-            )
+                f"(max_restarts={self._config.max_restarts}); one more worker failed: "
+                f"{failure.reason}"
+            ) from failure
         self.last_restart = failure.reason
         _log.warning(
             "env worker restarted (%d so far), its episodes are truncated: %s",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from rlstack.checks import EnvCrash, EnvError
+from rlstack.checks import EnvCrash, EnvError, place_of
 from rlstack.envs.auto_reset import AutoResetEnv, build_all, close_all, spec_signature
 from rlstack.envs.process.protocol import (
     BROKEN,
@@ -154,7 +154,8 @@ def _send_failure(sock: socket.socket, error: BaseException, *, greeted: bool) -
     """
     code = BROKEN if isinstance(error, EnvError) else CRASHED
     known = isinstance(error, EnvError | EnvCrash)
-    reason = " ".join(str(error if known else f"{type(error).__name__}: {error}").split())
+    text = str(error) if known else f"{type(error).__name__}: {error} (in {place_of(error)})"
+    reason = " ".join(text.split())
     text = reason + "\n" + "".join(traceback.format_exception(error))
     if greeted:
         sock.sendall(struct.pack("<i", code) + text.encode())

@@ -150,6 +150,7 @@ class _Table(Table):
         self._untaken: set[int] = set()  # seats that have not taken it
         self._left: set[int] = set()  # seats that are not in the game any more
         self._over = True
+        self._failure: BaseException | None = None  # of a step or a reset
         self._returns = [0.0] * len(game.seats)  # returns of the seats in the episode in progress
 
     def announce(self, seat: int, action: Tree | None) -> None:
@@ -160,8 +161,14 @@ class _Table(Table):
     def take(self, seat: int) -> tuple[int, GameStep]:
         """Returns the step of the game that all seats have announced, and the seat's step type."""
         with self._lock:
+            if self._failure is not None:  # the cause, also where other seats learn of it first
+                raise self._failure
             if seat not in self._untaken:
-                self._step()
+                try:
+                    self._step()
+                except BaseException as error:
+                    self._failure = error
+                    raise
             self._untaken.discard(seat)
             assert self._outcome is not None
             return self._kinds[seat], self._outcome

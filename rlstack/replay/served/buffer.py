@@ -409,9 +409,7 @@ class ServedReader:
                     self._changed.notify_all()
                 return drawn
             if self._error is not None:
-                raise ReplayClosedError(
-                    f"{NAME}.sample: no batch can be drawn: {self._error}"
-                ) from self._error
+                raise self._error
             raise ReplayTimeoutError(f"{own_name(self._reason)} Waited {seconds:g} s.")
 
     def _start(self) -> None:

@@ -19,7 +19,7 @@ shards. The writer does not compress them, so that they can be mapped into memor
 order without loading them.
 """
 
-from rlstack.storage.datasets.header import DatasetError, Header, Shard, check_specs
+from rlstack.storage.datasets.header import DatasetError, Header, Shard, check_specs, fingerprint
 from rlstack.storage.datasets.minari import located
 from rlstack.storage.datasets.reader import Dataset
 from rlstack.storage.datasets.windows import Windows, check_steps, window_starts
@@ -35,6 +35,7 @@ __all__ = [
     "Windows",
     "check_specs",
     "check_steps",
+    "fingerprint",
     "located",
     "window_starts",
 ]

@@ -197,7 +197,9 @@ def test_an_exception_of_the_users_code_has_its_place(tmp_path, capsys, monkeypa
     assert main(args) == 1
     line = capsys.readouterr().err.splitlines()[-1]
     place = f"{tmp_path / 'faulty_net_7.py'}:3"
-    assert f"KeyError at {place}: 'my key' (RLSTACK_TRACEBACK=1 shows" in line
+    assert (
+        f"""KeyError: 'my key' (in {place}: return {{}}["my key"]); RLSTACK_TRACEBACK=1""" in line
+    )
     monkeypatch.setenv("RLSTACK_TRACEBACK", "1")
     with pytest.raises(Exception, match="my key"):
         main([*args[:-1], "run2"])

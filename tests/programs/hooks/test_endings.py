@@ -66,7 +66,8 @@ def test_a_rule_that_fails_is_told_once_and_ends_nothing():
     made.see(1, {})
     made.see(2, {})
     assert made.reason == ""
-    assert told == [f"the stop rule {OWN}:raising raised KeyError: 'no such log'"]
+    place = f'{own.__file__}:60: return logs["no such log"]'
+    assert told == [f"the stop rule {OWN}:raising raised KeyError: 'no such log' (in {place})"]
 
 
 def written(run_dir):
@@ -134,7 +135,7 @@ def test_a_logger_that_hangs_neither_delays_nor_outlives_the_run(tmp_path, monke
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"loggers": ("jsnol",)}, "got 'jsnol'; did you mean 'jsonl'?"),
+        ({"loggers": ("jsnol",)}, "got 'jsnol'. Did you mean jsonl?"),
         ({"loggers": (f"{OWN}:takes_nothing",)}, "does not take these arguments"),
         ({"loggers": (f"{OWN}:Missing",)}, "has no 'Missing'"),
         ({"stop": StopConfig(factory=f"{OWN}:takes_nothing")}, "got NoneType None"),

@@ -196,7 +196,7 @@ HERE = "tests.programs.run.test_env_errors:"
 )
 def test_an_exit_of_a_hook_is_an_error_with_its_line(tmp_path, options, saved):
     experiment = dataclasses.replace(faulty(400), **options)
-    with pytest.raises(ExitError, match=r"SystemExit was raised at \S*test_env_errors.py:\d+: 0"):
+    with pytest.raises(ExitError, match=r"SystemExit: 0 \(in \S*test_env_errors.py:\d+: sys.exit"):
         train.run(experiment, tmp_path / "run", stream=io.StringIO())
     assert bool(checkpoint.latest(tmp_path / "run" / "checkpoints")) == saved
 
@@ -257,5 +257,5 @@ def test_an_exit_of_a_callback_or_a_logger_is_told_and_the_run_goes_on(tmp_path)
     experiment = dataclasses.replace(faulty(400), loggers=("jsonl", f"{HERE}LeavingPart"))
     train.run(experiment, tmp_path / "run", callbacks=[LeavingCallback()], stream=stream)
     told = stream.getvalue()
-    assert "callback LeavingCallback.on_update raised ExitError: SystemExit was raised" in told
-    assert "LeavingPart raised ExitError: SystemExit was raised" in told
+    assert "callback LeavingCallback.on_update raised ExitError: SystemExit: 0 (in " in told
+    assert "LeavingPart raised ExitError: SystemExit: 0 (in " in told

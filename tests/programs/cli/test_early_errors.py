@@ -1,0 +1,114 @@
+"""A mistake is found before anything is imported that it does not need, so it is told at once."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+JAX = {"jax", "haiku", "optax"}
+ENVIRONMENTS = {"envpool", "gymnasium", "gymnax", "pettingzoo"}
+RUN = {"orbax", "tensorboardX", "zmq", "ray", "matplotlib"}
+MAIN = """
+import contextlib, io, json, sys
+from rlstack.programs.__main__ import main
+found = []
+for args in json.loads(sys.argv[1]):
+    with contextlib.redirect_stderr(io.StringIO()) as told, contextlib.redirect_stdout(told):
+        code = main(args)
+    imported = sorted(set(json.loads(sys.argv[2])) & set(sys.modules))
+    found.append([args, code, told.getvalue(), imported])
+print(json.dumps(found))
+"""
+WITHOUT_JAX = {
+    "trian cartpole-ppo": "did you mean 'train'?",
+    "train --frames 10": "a preset must come first",
+    "train cartpole-pppo": "did you mean 'cartpole-ppo'?",
+    "train no-such.json": "there is no file no-such.json",
+    "train held": "held is a directory; a preset or a config file must come first",
+    "train cartpole-ppo --module no_such_module": "there is no such module",
+    "train --resume nowhere": "there is no such directory",
+    "train --resume held": "it has no config.json",
+    "train --resum held": "did you mean --resume?",
+    "train --resume held --seed 3": "--seed must stay as it is",
+    "sweep cartpole-pppo": "did you mean 'cartpole-ppo'?",
+    "eval nowhere": "there is no such directory",
+    "eval held --epsodes 3": "did you mean --episodes?",
+    "record nowhere": "there is no such directory",
+    "serve nowhere": "there is no such directory",
+    "export nowhere --format npz": "there is no such directory",
+    "report nowhere": "there is no such directory",
+    "check agent cartpole-pppo": "did you mean 'cartpole-ppo'?",
+}
+# A preset has the config of its agent, whose module imports JAX.
+WITHOUT_ENVIRONMENTS = {
+    "--agent.lr 1": "did you mean --agent.optimizer.learning-rate?",
+    "--frames 1.5": "must be a whole number",
+    "--frames 0": "frames must be at least 1",
+    "--agent.discount 2": "discount must be in [0, 1]",
+    "--topology ring": "invalid choice 'ring'",
+    "--topology fused": "Add --env.type jax",
+    "--topology fused --env.type jax --replay.batch-size 7": "a multiple or a divisor of env.num",
+    "--env.num-envs 0": "num_envs must be at least 1",
+    "--evaluator.episodes 15": "a multiple of num_envs",
+    "--stop.patience 3": "Add --evaluator.period FRAMES",
+    "--replay.sampler-factory m:f": "sampler_factory must be empty with the sampler fifo",
+    "--replay.sampler uniform": "Add --replay.samples-per-insert N",
+    "--data nowhere": "nowhere must be a dataset",
+    "--run-dir held": "must be new or empty; it holds a_file",
+    "--run-dir held/a_file": "must be a directory that can be written",
+    "--run-dir run": "Continue that run with --resume",
+    "--loggers jsonnl": "Did you mean jsonl",
+    "--loggers no_such_module:x": "there is no module 'no_such_module'",
+    "--network-factory no_such_module:x": "network_factory 'no_such_module:x': there is no module",
+    "--network-factory builtins:len": "it does not take these arguments",
+    "--policy-factory math:pi": "policy_factory math:pi must be a function () -> Policy",
+    "--stop.factory math:pii": "did you mean 'pi'?",
+    "--learner.devices 7": "the only local device is 0",
+    "--seeds": "--seeds must be followed by one or more seeds",
+    "--population 1": "--population must be at least 2",
+    "--profile 30..20 --dry-run": "such as 20..30",
+}
+
+
+def run(tmp_path, commands, modules):
+    """Runs commands in one process; returns (arguments, code, text, imported modules) of each."""
+    (tmp_path / "held").mkdir()
+    (tmp_path / "held" / "a_file").touch()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")
+    arguments = [json.dumps([command.split() for command in commands]), json.dumps(sorted(modules))]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{MAIN}",
+            *arguments,
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.timeout(110)
+@pytest.mark.parametrize(
+    ("prefix", "mistakes", "modules"),
+    [
+        ("", WITHOUT_JAX, JAX | ENVIRONMENTS | RUN),
+        ("train cartpole-ppo ", WITHOUT_ENVIRONMENTS, ENVIRONMENTS | RUN),
+    ],
+)
+def test_a_mistake_is_found_before_imports(tmp_path, prefix, mistakes, modules):
+    found = run(tmp_path, [prefix + words for words in mistakes], modules)
+    assert len(found) == len(mistakes)
+    for (args, code, told, imported), hint in zip(found, mistakes.values(), strict=True):
+        assert hint in told, (args, told)
+        assert code in (1, 2), args
+        assert imported == [], args
+        assert "Traceback" not in told
