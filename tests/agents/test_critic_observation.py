@@ -64,9 +64,9 @@ SETTINGS = {
     "asymmetric-ppo": Setting(PPOConfig(optimizer=FAST), SPEC, ONE_OF_4, ALONE, NORMALISED),
     "asymmetric-ppo-recurrent": Setting(PPOConfig(optimizer=FAST), SPEC, ONE_OF_4, TWO_CORES),
     "asymmetric-impala": Setting(ImpalaConfig(optimizer=FAST), SPEC, ONE_OF_4, GRU),
-    "asymmetric-sac": Setting(SACConfig(optimizer=FAST), SPEC, UNEVEN, ALL, NORMALISED),
+    "asymmetric-sac": Setting(SACConfig(optimizer=FAST), SPEC, UNEVEN, ALL),
     "asymmetric-sac-discrete": Setting(SACConfig(optimizer=FAST), SPEC, ONE_OF_4, ALL),
-    "asymmetric-td3": Setting(TD3Config(optimizer=FAST), SPEC, UNEVEN, ALONE),
+    "asymmetric-td3": Setting(TD3Config(optimizer=FAST, num_critics=3), SPEC, UNEVEN, ALL),
 }
 # agent, config, network, action, options
 CASES = {
