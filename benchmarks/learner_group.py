@@ -40,8 +40,8 @@ import numpy as np
 from rlstack.acting.actor import transition_spec
 from rlstack.configs.learner import LearnerConfig
 from rlstack.devices import group
-from rlstack.learning.divided import averages
 from rlstack.learning.learner import Learner
+from rlstack.learning.sharded import averages
 from rlstack.networks import NetworkConfig
 from rlstack.programs.build.agent import make_agent
 from rlstack.programs.build.environments import environment_spec

@@ -9,8 +9,8 @@ from rlstack.envs.watch import Limit, Watch
 from rlstack.programs.build.agent import check_factories
 from rlstack.programs.build.evaluation import check_evaluator
 from rlstack.programs.config.experiment import Experiment
-from rlstack.programs.session.endings import make_rules
 from rlstack.programs.session.own_loggers import check_loggers
+from rlstack.programs.session.stopping import make_rules
 from rlstack.references import name_of
 
 if TYPE_CHECKING:  # each module is imported by experiments that name such a hook

@@ -26,7 +26,7 @@ from rlstack.programs.build.policies.members import divide
 from rlstack.programs.build.seeds import role_seed
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.config.member_config import HistoryConfig
-from rlstack.programs.program.endings import EndedEarlyError, NodeLostError
+from rlstack.programs.program.stopping import EndedEarlyError, NodeLostError
 from rlstack.programs.program.supervisor import INCARNATION
 from rlstack.programs.session import timing
 from rlstack.programs.session.profiling.profile import Updates
@@ -48,7 +48,7 @@ Answer = TypeVar("Answer")
 # The phases of a program, in their order.
 RUNNING = "running"  # actors act, the learner learns
 SAVING = "saving"  # actors end; the learner saves and continues to publish params
-JUDGING = "judging"  # the evaluator evaluates the last params
+EVALUATING = "evaluating"  # the evaluator evaluates the last params
 OVER = "over"  # every node ends
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from rlstack.acting.evaluator import Evaluation
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.program.base import (
-    JUDGING,
+    EVALUATING,
     OVER,
     RUNNING,
     SAVING,
@@ -170,10 +170,10 @@ class Coordinator:
     def saved(self) -> None:
         """The learner calls this once the last checkpoint is written."""
         with self._lock, self._own_failures():
-            if self._state.phase == OVER or self._state.phase == JUDGING:
+            if self._state.phase == OVER or self._state.phase == EVALUATING:
                 return  # a repeated call
             self._periodic.finish(self._state.env_frames, self._program_logs())
-            self._enter(OVER if self._interrupted else JUDGING)
+            self._enter(OVER if self._interrupted else EVALUATING)
 
     @remote()
     def note(self, node: str, text: str) -> None:

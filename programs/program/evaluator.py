@@ -14,7 +14,7 @@ from rlstack.programs.build.evaluation import Allowance, Shows, evaluate, make_e
 from rlstack.programs.build.policies.evaluation import SetEvaluator
 from rlstack.programs.build.policies.members import divide
 from rlstack.programs.pictures.training_videos import TrainingVideos
-from rlstack.programs.program.base import JUDGING, OVER, RUNNING, CoordinatorClient, Setup
+from rlstack.programs.program.base import EVALUATING, OVER, RUNNING, CoordinatorClient, Setup
 from rlstack.programs.program.multi_policy.clients import learner_of
 from rlstack.programs.program.multi_policy.versions import CopiedVersions, copied_versions
 from rlstack.programs.session import timing
@@ -101,10 +101,10 @@ class EvaluatorNode:
         """Evaluates when an evaluation is due, and once more at the end of training."""
         done = 0
         while (state := self._program.poll()).phase != OVER:
-            if state.phase == JUDGING:
+            if state.phase == EVALUATING:
                 self._evaluate(state.env_frames, last=True)
                 self._program.report_end()
-                return  # the next state may still say JUDGING, and the learner is ending
+                return  # the next state may still say EVALUATING, and the learner is ending
             if state.evaluations > done:
                 done = state.evaluations
                 self._evaluate(state.env_frames, last=False)

@@ -7,7 +7,7 @@ import copy
 import threading
 from collections.abc import Iterable
 
-from rlstack.programs.program.endings import NodeLostError
+from rlstack.programs.program.stopping import NodeLostError
 from rlstack.programs.session import timing
 from rlstack.rpc import ClosedError, RemoteError, RemoteObject, UnavailableError
 

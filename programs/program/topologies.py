@@ -18,8 +18,8 @@ from rlstack.programs.program.evaluator import EvaluatorNode
 from rlstack.programs.program.graph import Graph, Handle
 from rlstack.programs.program.inference import InferenceNode
 from rlstack.programs.program.learner import LearnerNode
+from rlstack.programs.program.multi_policy.joint_learner import JointLearnerNode
 from rlstack.programs.program.multi_policy.learner import FollowingLearnerNode, LeadingLearnerNode
-from rlstack.programs.program.multi_policy.together import TogetherLearnerNode
 from rlstack.programs.program.replay import ReverbNode, TableNode, saved_replays
 from rlstack.programs.program.replay_sides import ReverbReplay, SharedMemory
 
@@ -103,7 +103,7 @@ def _learners_of_policies(
     its = {name: found[0] for name, found in replays.items()}
     if setup.experiment.program.trainers == "one":
         together = graph.service(
-            LEARNER, TogetherLearnerNode, setup, its, coordinator, restartable=restarts
+            LEARNER, JointLearnerNode, setup, its, coordinator, restartable=restarts
         )
         return {name: [together] for name in its}
     first, *others = setup.learning

@@ -33,7 +33,6 @@ from rlstack.programs.run.run_session import Engine, RunSession, drive
 from rlstack.programs.session import failed_update, origin, signals
 from rlstack.programs.session.callbacks import Callbacks, check_callback
 from rlstack.programs.session.display import ProgressDisplay
-from rlstack.programs.session.endings import is_complete
 from rlstack.programs.session.profiling.profile import Profile, Updates, chosen_updates
 from rlstack.programs.session.progress import Progress, open_logs, resume_point
 from rlstack.programs.session.result import Result, read_result
@@ -45,6 +44,7 @@ from rlstack.programs.session.run_config import (
 )
 from rlstack.programs.session.run_dir import RunDir
 from rlstack.programs.session.signals import Interrupted, StopSignals
+from rlstack.programs.session.stopping import is_complete
 from rlstack.programs.session.titles import set_title
 from rlstack.references import Hook
 from rlstack.storage import allocator, checkpoint

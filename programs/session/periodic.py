@@ -16,9 +16,9 @@ from numpy.typing import ArrayLike
 from rlstack.acting.evaluator import Evaluation, as_logs, by_opponent, by_policy
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.session.callbacks import Events
-from rlstack.programs.session.endings import StopRules, spent_budget
 from rlstack.programs.session.progress import Progress
 from rlstack.programs.session.result import Result, commit_at_start, machine, versions
+from rlstack.programs.session.stopping import StopRules, spent_budget
 from rlstack.storage.loggers import Logger
 
 _log = logging.getLogger(__name__)

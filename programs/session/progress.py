@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.session import origin
-from rlstack.programs.session.endings import LearningRates
 from rlstack.programs.session.own_loggers import own_loggers
 from rlstack.programs.session.run_dir import RunDir
+from rlstack.programs.session.stopping import LearningRates
 from rlstack.storage import checkpoint, checkpoint_files, jsonl
 from rlstack.storage.loggers import Fanout, JsonlLogger, Logger, TensorBoardLogger
 

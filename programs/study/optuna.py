@@ -23,10 +23,10 @@ from urllib.parse import quote
 
 import numpy as np
 
-from rlstack.programs.session.endings import RETURN
 from rlstack.programs.session.result import read_result
 from rlstack.programs.session.run_dir import RunDir, new_directory
 from rlstack.programs.session.run_lock import RunLockedError
+from rlstack.programs.session.stopping import RETURN
 from rlstack.programs.study import report, space
 from rlstack.programs.study.executors import Work, may_share_a_program
 from rlstack.programs.study.space import Range, Values

@@ -30,9 +30,9 @@ from rlstack.programs.config.encoding import to_json
 from rlstack.programs.config.env_config import Option
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.run import train as single
-from rlstack.programs.session.endings import is_complete
 from rlstack.programs.session.result import read_result
 from rlstack.programs.session.run_dir import RunDir
+from rlstack.programs.session.stopping import is_complete
 from rlstack.programs.study import executors, space, vmapped
 from rlstack.programs.study.executors import Work
 from rlstack.programs.study.space import Range, Values
@@ -253,7 +253,7 @@ def _opened(work: Work, lineage: Lineage) -> Iterator[list[single.Opened]]:
         yield runs
 
 
-class _Members(vmapped.Group):
+class _Members(vmapped.VmappedRuns):
     """The members in training in one program."""
 
     def __init__(self, work: Work, lineage: Lineage, *arguments: Any) -> None:

@@ -82,7 +82,7 @@ def train(
     opened: Sequence[Opened],
     values: Mapping[str, Sequence[Option]],
     display: ProgressDisplay,
-    kind: Callable[..., Group] | None = None,
+    kind: Callable[..., VmappedRuns] | None = None,
 ) -> list[Result | Exception]:
     """Trains several runs, new or resumed, to their ends.
 
@@ -91,7 +91,7 @@ def train(
         their directories.
       values: the value of each option in each run, for the options that are traced.
       display: shows the progress of all.
-      kind: makes the group from the runs and the values; `Group` by default.
+      kind: makes the group from the runs and the values; `VmappedRuns` by default.
 
     Returns:
       The result of each run, or the error that ended it.
@@ -103,7 +103,7 @@ def train(
     allocator.keep_freed_memory()
     with contextlib.ExitStack() as stack:
         with display.phase("making the runs"):
-            group = (kind or Group)(opened, values)
+            group = (kind or VmappedRuns)(opened, values)
         first = group.runs[0]
         group.announce(display.stream)
         allowance = allowance_of(first)
@@ -140,7 +140,7 @@ class VmappedRun(FusedRun):
     session: RunSession
 
     def __init__(
-        self, opened: Opened, parts: Parts, evaluator: Evaluator, group: Group, index: int
+        self, opened: Opened, parts: Parts, evaluator: Evaluator, group: VmappedRuns, index: int
     ) -> None:
         super().__init__(opened.experiment, parts)
         self._evaluate_with(evaluator)
@@ -222,7 +222,7 @@ class PendingCall(NamedTuple):
     episodes: np.ndarray  # [N] int32, that ended
 
 
-class Group:
+class VmappedRuns:
     """The loops of several runs under ``vmap``.
 
     Attributes:

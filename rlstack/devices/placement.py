@@ -94,9 +94,9 @@ class Placement:
 
         None lets XLA choose. In a group of processes each process must have its priorities.
         """
-        return None if self.processes == 1 else self.of_divided_update()
+        return None if self.processes == 1 else self.of_sharded_update()
 
-    def of_divided_update(self) -> tuple[NamedSharding, ...]:
+    def of_sharded_update(self) -> tuple[NamedSharding, ...]:
         """Returns the same for an update in which each device has the priorities of its rows."""
         return (self.everywhere, self.everywhere, self.everywhere, self._by_row)
 

@@ -23,7 +23,7 @@ NO_LIMIT = 2**31 - 1
 
 
 class LoopState(NamedTuple):
-    """The complete state of a loop; for a policy set see `rlstack.fused.several`."""
+    """The complete state of a loop; for a policy set see `rlstack.fused.multi_policy`."""
 
     learning: Any  # `Learning`
     acting: Any  # `Acting`

@@ -18,7 +18,7 @@ from rlstack.agent import EpochAgent, is_finite
 from rlstack.devices import by_device
 from rlstack.devices.packing import Layout
 from rlstack.devices.placement import AXIS, Placement
-from rlstack.learning.divided import divided_over, given_votes, whole_batch
+from rlstack.learning.sharded import given_votes, sharded_over, whole_batch
 from rlstack.learning.update import Updated
 from rlstack.types import Array, Batch, LearnerState, Logs, Params, PyTree
 
@@ -114,15 +114,15 @@ class CallByMinibatch:
         return params, learner_state, output.logs, jnp.asarray(stops)
 
 
-class DividedCalls(CallByMinibatch):
-    """One jitted call per minibatch, in which each device has a share of the rows.
+class ShardedCalls(CallByMinibatch):
+    """One jitted call per minibatch, in which each device has a shard of the rows.
 
-    What the devices exchange, and the votes, are as in `rlstack.learning.divided.DividedUpdate`.
+    What the devices exchange, and the votes, are as in `rlstack.learning.sharded.ShardedUpdate`.
     """
 
     def __init__(self, agent: EpochAgent, placement: Placement) -> None:
-        """Prepares the jitted functions; the networks of the agent `can_be_divided`."""
-        super().__init__(divided_over(agent, placement), placement)
+        """Prepares the jitted functions; the networks of the agent `can_be_sharded`."""
+        super().__init__(sharded_over(agent, placement), placement)
         everywhere, by_row = PartitionSpec(), PartitionSpec(AXIS)
         divide = functools.partial(by_device, mesh=placement.mesh, out_specs=everywhere)
 

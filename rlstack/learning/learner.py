@@ -346,17 +346,17 @@ def _begin(agent: Agent, rng_key: PRNGKey) -> tuple[Params, LearnerState]:
 def _compiled(cfg: LearnerConfig, agent: Agent, params: Params, placement: Placement) -> Update:
     calls, divides = isinstance(agent, EpochAgent) and _takes_calls(cfg, params), False
     if placement.several:
-        from rlstack.learning.by_share import can_be_divided
+        from rlstack.learning.by_shard import can_be_sharded
 
-        divides = can_be_divided(agent.network)
+        divides = can_be_sharded(agent.network)
     if calls:
-        from rlstack.learning.by_minibatch import CallByMinibatch, DividedCalls
+        from rlstack.learning.by_minibatch import CallByMinibatch, ShardedCalls
 
-        return (DividedCalls if divides else CallByMinibatch)(cast("EpochAgent", agent), placement)
+        return (ShardedCalls if divides else CallByMinibatch)(cast("EpochAgent", agent), placement)
     if divides:
-        from rlstack.learning.divided import DividedUpdate
+        from rlstack.learning.sharded import ShardedUpdate
 
-        return DividedUpdate(agent, params, placement, check_finite=cfg.check_finite)
+        return ShardedUpdate(agent, params, placement, check_finite=cfg.check_finite)
     return OneCall(agent, placement, check_finite=cfg.check_finite)
 
 

@@ -80,7 +80,7 @@ class Sampler:
         """
         raise NotImplementedError
 
-    def draw_several(self, batch_size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def draw_batches(self, batch_size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Chooses the items of several batches, each as `draw` does.
 
         Returns:
@@ -213,7 +213,7 @@ class Uniform(Sampler):
             missing -= len(cells)
         return np.concatenate(keys), np.concatenate(relative_probs)
 
-    def draw_several(self, batch_size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def draw_batches(self, batch_size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Draws several batches at once, because draws are independent."""
         keys, relative_probs = self.draw(count * batch_size)
         return keys.reshape(count, -1), relative_probs.reshape(count, -1)

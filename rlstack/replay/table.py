@@ -202,14 +202,14 @@ class ItemTable:
             count -= 1
         return count
 
-    def draw_several(self, batch_size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def draw_batches(self, batch_size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Draws several batches, at most as many as are ready.
 
         Returns:
           Keys [count, B] int64, and N * P(i), [count, B].
         """
         if self._rounds is None:
-            return self.sampler.draw_several(batch_size, count)
+            return self.sampler.draw_batches(batch_size, count)
         keys, relative_probs = self.draw(batch_size)
         return keys[None], relative_probs[None]
 

@@ -19,7 +19,7 @@ from rlstack.families.normalised import Normalised
 from rlstack.families.off_policy import PolicyAndCriticsAgent
 from rlstack.families.policy_gradient import PolicyGradientAgent
 from rlstack.families.q_learning import QLearning
-from rlstack.learning.divided import averages
+from rlstack.learning.sharded import averages
 from rlstack.math import returns
 from rlstack.networks.torsos import action_mask
 from rlstack.storage import checkpoint

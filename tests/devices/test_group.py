@@ -14,7 +14,7 @@ import pytest
 
 from rlstack.configs.learner import LearnerConfig
 from rlstack.devices import group
-from rlstack.learning import divided
+from rlstack.learning import sharded
 from rlstack.learning.learner import Learner, NonFiniteError
 from rlstack.replay import Sample
 from tests.agent_cases import assert_close, case
@@ -126,7 +126,7 @@ def check_that_they_learn_as_one(tmp_path, hosts=None):
 
 def learners(index, count, addresses, directory):
     """Runs in the processes of the test above."""
-    divided._LEAST_WORK = 0  # so that small networks are divided too
+    sharded._LEAST_WORK = 0  # so that small networks are divided too
     joined = join(index, count, addresses)
     assert len(jax.local_devices()) == 1 and len(jax.devices()) == count
     assert joined.agree(index, -(10**12) * index).tolist() == [[0, 0], [1, -(10**12)]]

@@ -12,8 +12,8 @@ from rlstack.families.frozen import Frozen, FrozenParams
 from rlstack.fused.acting import Actors
 from rlstack.fused.history import HistoryActors, VersionTable
 from rlstack.fused.loop import LoopState
+from rlstack.fused.multi_policy import Learns, SetLoop
 from rlstack.fused.seats import Player, SetActing, SetKeys
-from rlstack.fused.several import Learns, SetLoop
 from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.programs.build.agent import make_agent
 from rlstack.programs.build.fused import Keys, Parts, make_learning_agent, untrained

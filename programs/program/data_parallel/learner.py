@@ -1,6 +1,6 @@
 """The node of one of several learner processes.
 
-All processes make the same update at the same time, each with the batch of its share. They agree on
+All processes make the same update at the same time, each with the batch of its shard. They agree on
 what comes next, because a process that does something else than the others makes them wait: all
 update if all have a batch; they save when the first says so; they stop when one of them was told
 to. So nobody is in an update alone. While batches come, the votes are part of the update, which
@@ -8,7 +8,7 @@ changes nothing if a process votes against it. After a round in which one had no
 without an update (`rlstack.devices.group`).
 
 The first process writes the checkpoints and the logs. The others write their part of the replay
-first, so that a checkpoint is whole. All have the same params, and each publishes them to its share
+first, so that a checkpoint is whole. All have the same params, and each publishes them to its shard
 of the actors.
 """
 
@@ -59,12 +59,12 @@ class GroupLearnerNode(LearnerNode):
         Args:
           setup: the program's setup.
           index: index of this learner process.
-          replay: the replay of this process's share, or a client of it.
+          replay: the replay of this process's shard, or a client of it.
           coordinator: a client of the coordinator.
           stop: set by the launcher to end this node.
         """
         self._index = index
-        self._share = shards.all_of(setup)[index]
+        self._shard = shards.all_of(setup)[index]
         self._draw_seconds = self._agree_seconds = 0.0
         self._last_round = time.perf_counter()  # the processes left it together
         super().__init__(setup, replay, coordinator, stop, name=f"learner/{index}")
@@ -199,16 +199,16 @@ class GroupLearnerNode(LearnerNode):
         if self._index:
             self._saved_frames = frames
             with self._program.phase("saving its part of the replay"):
-                self._save_share(frames)
+                self._save_shard(frames)
         self._group.agree(0)  # a checkpoint must not be there before its parts are
         if self._index == 0:
             super()._save(state)
 
-    def _save_share(self, frames: int) -> None:
+    def _save_shard(self, frames: int) -> None:
         if not self._setup.experiment.checkpoint_replay:
             return
         replay: SavedReplay = self._source.save()
-        directory = self._share.directory
+        directory = self._shard.directory
         try:
             checkpoint.save(
                 directory.checkpoints,
@@ -225,18 +225,18 @@ class GroupLearnerNode(LearnerNode):
         if not self._index:
             return super()._load(path)
         with origin.compared(self._setup.directory, path):
-            self._load_share(path)
+            self._load_shard(path)
         self._replay.set_params_version(self._learner.version)
         return None
 
-    def _load_share(self, path: Path) -> None:
+    def _load_shard(self, path: Path) -> None:
         saved = checkpoint.restore(path, {"learner": self._learner.save()}, partial=True)
         self._learner.load(saved["learner"])
         if self._setup.experiment.checkpoint_replay:
-            own = self._share.restored
+            own = self._shard.restored
             if own is None:
                 raise ValueError(
-                    f"{self._share.directory.checkpoints} must have the part of the replay that "
+                    f"{self._shard.directory.checkpoints} must have the part of the replay that "
                     f"belongs to {path}; it has none. To go on with an empty replay, set "
                     f"checkpoint_replay to false in {self._setup.directory.config}."
                 )
@@ -253,4 +253,4 @@ class GroupLearnerNode(LearnerNode):
         return self._program.poll(now=now)
 
     def _replay_setup(self) -> Setup:
-        return self._share
+        return self._shard

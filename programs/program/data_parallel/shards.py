@@ -1,7 +1,7 @@
-"""The share of each learner process: its actors, its part of the replay and of each batch.
+"""The shard of each learner process: its actors, its part of the replay and of each batch.
 
-A share is a `Setup` like that of a program with one learner, with the actors of the share only. So
-everything that makes, writes, reads and saves a replay serves a share too.
+A shard is a `Setup` like that of a program with one learner, with the actors of the shard only. So
+everything that makes, writes, reads and saves a replay serves a shard too.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from rlstack.storage import checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
-class ShareDir(RunDir):
-    """The run directory; the replays of all shares but the first have folders of their own in it.
+class ShardDir(RunDir):
+    """The run directory; the replays of all shards but the first have folders of their own in it.
 
-    The first share's is saved as that of a single learner, with or in the checkpoints of the run.
+    The first shard's is saved as that of a single learner, with or in the checkpoints of the run.
     """
 
     index: int = 0
@@ -29,12 +29,12 @@ class ShareDir(RunDir):
 
     @property
     def checkpoints(self) -> Path:
-        """The directory of the share's checkpoints."""
+        """The directory of the shard's checkpoints."""
         return self._own / "checkpoints"
 
     @property
     def replay(self) -> Path:
-        """The directory of the share's replay service."""
+        """The directory of the shard's replay service."""
         return self._own / "replay"
 
     @property
@@ -43,38 +43,38 @@ class ShareDir(RunDir):
 
 
 def all_of(setup: Setup) -> Sequence[Setup]:
-    """Returns the setups of all shares; with one learner, the program's own."""
+    """Returns the setups of all shards; with one learner, the program's own."""
     count = setup.experiment.learner.processes
-    return [setup] if count == 1 else [_share(setup, index) for index in range(count)]
+    return [setup] if count == 1 else [_shard(setup, index) for index in range(count)]
 
 
 def of_actor(setup: Setup, rank: int) -> tuple[Setup, int]:
-    """Returns the setup of an actor's share, and the actor's rank in it."""
+    """Returns the setup of an actor's shard, and the actor's rank in it."""
     found = all_of(setup)
     return found[rank % len(found)], rank // len(found)
 
 
-def name_of(share: Setup, group: str) -> str:
-    """Returns the name of the node of a group that serves a share, such as "replay/1"."""
-    directory = share.directory
-    return f"{group}/{directory.index}" if isinstance(directory, ShareDir) else share.node(group)
+def name_of(shard: Setup, group: str) -> str:
+    """Returns the name of the node of a group that serves a shard, such as "replay/1"."""
+    directory = shard.directory
+    return f"{group}/{directory.index}" if isinstance(directory, ShardDir) else shard.node(group)
 
 
-def _share(setup: Setup, index: int) -> Setup:
-    directory = ShareDir(setup.directory.path, setup.directory.claim, index)
+def _shard(setup: Setup, index: int) -> Setup:
+    directory = ShardDir(setup.directory.path, setup.directory.claim, index)
     restored = setup.restored
     if index and restored is not None:
         step = checkpoint.step_of(restored)
         paths = checkpoint.paths(directory.checkpoints)  # the newest first
         restored = next((path for path in paths if checkpoint.step_of(path) == step), None)
-    share = dataclasses.replace(
+    shard = dataclasses.replace(
         setup,
         experiment=_experiment(setup.experiment, index),
         directory=directory,
         restored=restored,
     )
-    vars(share)["step"] = setup.step  # it is cached there
-    return share
+    vars(shard)["step"] = setup.step  # it is cached there
+    return shard
 
 
 def _experiment(experiment: Experiment, index: int) -> Experiment:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from rlstack.programs.program.base import JUDGING, OVER
+from rlstack.programs.program.base import EVALUATING, OVER
 from rlstack.programs.program.coordinator import Coordinator
 from rlstack.programs.program.failures import read_failures, restart_line
 from rlstack.programs.session import timing
@@ -131,5 +131,5 @@ class ProgramMonitor:
                     self._noted = number
                     self._display.write_line(text)
             self._display.write_nodes(status["nodes"])
-            self._display.write_activity("evaluating" if status["phase"] == JUDGING else "")
+            self._display.write_activity("evaluating" if status["phase"] == EVALUATING else "")
             self._display.write(status["env_frames"], status["logs"])

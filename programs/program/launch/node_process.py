@@ -87,7 +87,7 @@ def _end_now(reason: str) -> None:
 def _end_of(error: BaseException) -> supervisor.End:
     try:
         from rlstack.programs.program import base
-        from rlstack.programs.program.endings import end_of
+        from rlstack.programs.program.stopping import end_of
     except Exception:  # which is the error itself
         reason = f"{type(error).__name__}: {error}"
         return supervisor.End(reason=reason, traceback="".join(traceback.format_exception(error)))

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from rlstack.programs.program import base, supervisor
 from rlstack.programs.program.base import Setup
-from rlstack.programs.program.endings import end_of
 from rlstack.programs.program.graph import Node
 from rlstack.programs.program.launch import wiring
 from rlstack.programs.program.launch.monitor import ProgramMonitor
 from rlstack.programs.program.launch.wiring import Program
+from rlstack.programs.program.stopping import end_of
 from rlstack.programs.program.topologies import graph_of
 from rlstack.programs.session import timing
 from rlstack.programs.session.display import ProgressDisplay

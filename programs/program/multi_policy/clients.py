@@ -10,7 +10,7 @@ from rlstack.rpc import RemoteObject
 
 
 class _OfPolicy:
-    """A client of one learner of a `TogetherLearnerNode`."""
+    """A client of one learner of a `JointLearnerNode`."""
 
     def __init__(self, learners: RemoteObject, policy: str) -> None:
         self._learners, self._policy = learners, policy

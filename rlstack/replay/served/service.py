@@ -164,7 +164,7 @@ class ReplayService:
         """
         self._hear(news)
         try:
-            sample = self._buffer.sample_several(
+            sample = self._buffer.sample_batches(
                 size, min(most, MOST_BATCHES), timeout=min(seconds, _LONGEST_WAIT)
             )
         except ReplayTimeoutError as error:

@@ -206,7 +206,7 @@ class SharedMemReplayBuffer:
         """Draws a batch of items; waits while a rule blocks it."""
         return self._sample(self._table.size_of(batch_size), None, timeout)
 
-    def sample_several(self, batch_size: int, most: int, timeout: float | None = None) -> Sample:
+    def sample_batches(self, batch_size: int, most: int, timeout: float | None = None) -> Sample:
         """Draws several batches at once; waits while a rule blocks the first.
 
         It costs little more than one batch if the items are small.
@@ -488,7 +488,7 @@ class SharedMemReader:
         if most is None:
             keys, relative_probs = table.draw(size)
         else:
-            keys, relative_probs = table.draw_several(size, table.num_ready(size, most))
+            keys, relative_probs = table.draw_batches(size, table.num_ready(size, most))
         starts, env_ids = table.locate(keys)
         trajectory = table.ring.gather(starts, env_ids)
         shape = keys.shape

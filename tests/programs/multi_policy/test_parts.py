@@ -9,7 +9,6 @@ import pytest
 
 from rlstack.programs.program.base import OVER, RUNNING, SAVING, ProgramState
 from rlstack.programs.program.coordinator import Coordinator
-from rlstack.programs.program.endings import NodeLostError
 from rlstack.programs.program.multi_policy.learner import (
     FollowingLearnerNode,
     LeadingLearnerNode,
@@ -18,6 +17,7 @@ from rlstack.programs.program.multi_policy.learner import (
     joined,
     part_of,
 )
+from rlstack.programs.program.stopping import NodeLostError
 from rlstack.programs.session import timing
 from rlstack.programs.session.progress import Progress
 from rlstack.programs.session.run_dir import RunDir

@@ -9,7 +9,7 @@ import pytest
 
 from rlstack.programs.program import base
 from rlstack.programs.program.base import OVER, RUNNING, SAVING, CoordinatorClient, ProgramState
-from rlstack.programs.program.endings import EndedEarlyError, NodeLostError
+from rlstack.programs.program.stopping import EndedEarlyError, NodeLostError
 from rlstack.programs.program.supervisor import INCARNATION
 from rlstack.rpc import RemoteError, StoppedError, UnavailableError
 

@@ -10,9 +10,9 @@ import pytest
 
 from rlstack.programs.config.encoding import to_json
 from rlstack.programs.config.presets import preset
-from rlstack.programs.program.base import JUDGING, OVER, RUNNING, SAVING
+from rlstack.programs.program.base import EVALUATING, OVER, RUNNING, SAVING
 from rlstack.programs.program.coordinator import Coordinator
-from rlstack.programs.program.endings import NodeLostError
+from rlstack.programs.program.stopping import NodeLostError
 from rlstack.programs.session.display import ProgressDisplay
 from rlstack.programs.session.progress import Progress
 from rlstack.programs.session.run_dir import RunDir
@@ -205,10 +205,10 @@ def test_the_phases_come_in_order_and_the_result_is_filed(desk):
     assert desk.report(env_frames=1004)["phase"] == SAVING
     assert desk.report("learner", learner_steps=4)["phase"] == SAVING
     desk.coordinator.saved()
-    assert desk.report("evaluator")["phase"] == JUDGING
+    assert desk.report("evaluator")["phase"] == EVALUATING
     # A late result of an earlier evaluation does not end the program.
     desk.coordinator.evaluated(800, np.array([5.0]), np.array([5]), last=False)
-    assert desk.report("evaluator")["phase"] == JUDGING
+    assert desk.report("evaluator")["phase"] == EVALUATING
     assert not desk.coordinator.wait_until_over(0.0)
     desk.coordinator.evaluated(1004, np.array([10.0, 30.0]), np.array([10, 30]), last=True)
     assert desk.report("evaluator")["phase"] == OVER

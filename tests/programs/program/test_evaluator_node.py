@@ -8,7 +8,7 @@ import pytest
 
 from rlstack.programs.build.agent import make_agent
 from rlstack.programs.build.environments import make_env
-from rlstack.programs.program.base import JUDGING, Setup
+from rlstack.programs.program.base import EVALUATING, Setup
 from rlstack.programs.program.evaluator import EvaluatorNode
 from rlstack.programs.session.run_dir import RunDir
 from rlstack.rpc import codec
@@ -22,7 +22,7 @@ class Coordinator:
         self.judgements = []
 
     def report(self, *_):
-        return {"phase": JUDGING, "env_frames": 7, "checkpoints": 0, "evaluations": 0}
+        return {"phase": EVALUATING, "env_frames": 7, "checkpoints": 0, "evaluations": 0}
 
     def evaluated(self, env_frames, returns, lengths, last, opponents, cut, metrics):
         self.judgements.append((env_frames, len(returns), len(lengths), last, metrics))

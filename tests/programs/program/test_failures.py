@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from rlstack.learning.learner import NonFiniteError
-from rlstack.programs.program.endings import NodeLostError, end_of
 from rlstack.programs.program.failures import cause, read_failures, restart_line
 from rlstack.programs.program.heartbeat import Heartbeat
+from rlstack.programs.program.stopping import NodeLostError, end_of
 from rlstack.programs.program.supervisor import record_failure
 from rlstack.programs.run import launch
 from rlstack.replay import ReplayClosedError

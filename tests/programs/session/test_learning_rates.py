@@ -16,7 +16,7 @@ from rlstack.programs.config.experiment import EnvConfig
 from rlstack.programs.config.fused_config import FusedConfig
 from rlstack.programs.config.member_config import MemberConfig
 from rlstack.programs.run import train
-from rlstack.programs.session.endings import LearningRates, expected_frames
+from rlstack.programs.session.stopping import LearningRates, expected_frames
 from rlstack.programs.study import train as studies
 from rlstack.programs.study.study import Study
 from rlstack.storage.loggers import JsonlLogger

@@ -189,7 +189,7 @@ def test_a_resumed_population_is_the_same_bit_for_bit(
     trained, tmp_path, monkeypatch, interrupted_at
 ):
     calls = []
-    call = vmapped.Group.call
+    call = vmapped.VmappedRuns.call
 
     def interrupting(self, *args):
         calls.append(args)
@@ -200,7 +200,7 @@ def test_a_resumed_population_is_the_same_bit_for_bit(
     root = tmp_path / "population"
     short = population(ppo(updates=0, frames=2_000, checkpoint_period=600))
     with monkeypatch.context() as patch:
-        patch.setattr(vmapped.Group, "call", interrupting)
+        patch.setattr(vmapped.VmappedRuns, "call", interrupting)
         with pytest.raises(Interrupted):
             train.run(short, root, stream=io.StringIO())
     ended = train.resume(root, stream=io.StringIO())

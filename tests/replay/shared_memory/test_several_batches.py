@@ -41,7 +41,7 @@ def test_they_are_those_that_are_drawn_one_by_one(make, changes):
             buffer.update_priorities(buffer.sample(12).keys, np.arange(12.0))
     size = together._cfg.batch_size
     for most in (3, 1):
-        several = together.sample_several(size, most)
+        several = together.sample_batches(size, most)
         assert len(several.keys) == most
         for index in range(most):
             other = one_by_one.sample()
@@ -55,27 +55,27 @@ def test_they_are_those_that_are_drawn_one_by_one(make, changes):
 def test_there_are_as_many_as_the_rules_allow(make):
     fifo = make(2, "fifo", max_size=64)
     feed(fifo, 2, 0, 22)  # 14 items
-    assert len(fifo.sample_several(4, 8).keys) == 3
+    assert len(fifo.sample_batches(4, 8).keys) == 3
     with pytest.raises(ReplayTimeoutError, match="enough items"):
-        fifo.sample_several(4, 8, timeout=0.0)
+        fifo.sample_batches(4, 8, timeout=0.0)
 
     limited = make(
         1, max_size=64, min_size=4, samples_per_insert=1.0, samples_per_insert_tolerance=8
     )
     feed(limited, 1, 0, 9)  # 6 items: 8 + (6 - 4) samples
-    assert len(limited.sample_several(4, 8).keys) == 2
+    assert len(limited.sample_batches(4, 8).keys) == 2
     with pytest.raises(ReplayTimeoutError, match="samples_per_insert"):
-        limited.sample_several(4, 8, timeout=0.0)
+        limited.sample_batches(4, 8, timeout=0.0)
 
     limited_times = make(1, max_size=8, max_times_sampled=2)
     feed(limited_times, 1, 0, 8)  # 5 items
-    assert len(limited_times.sample_several(4, 8).keys) == 2
+    assert len(limited_times.sample_batches(4, 8).keys) == 2
 
 
 def test_a_round_comes_alone(make):
     buffer = make(4, "fifo", num_actors=2, max_size=64, min_actors=2)
     feed(buffer, 4, 0, 4)
-    several = buffer.sample_several(4, 8)
+    several = buffer.sample_batches(4, 8)
     assert several.keys.shape == (1, 4)
     assert sorted(drawn(batch(several, 0))) == [(0, 0), (1, 0), (2, 0), (3, 0)]
 
@@ -96,7 +96,7 @@ def test_what_is_overwritten_while_they_are_copied_is_drawn_again(make, monkeypa
 
     monkeypatch.setattr(buffer._table.ring, "gather", slow_gather)
     for _ in range(5):
-        several = buffer.sample_several(16, 3)
+        several = buffer.sample_batches(16, 3)
         for index in range(3):
             part = batch(several, index)
             assert all(start > step[0] - 7 - 20 for _, start in drawn(part))
@@ -108,10 +108,10 @@ def test_what_is_overwritten_while_they_are_copied_is_drawn_again(make, monkeypa
 def test_a_batch_keeps_its_values_while_others_are_drawn(make):
     buffer = make(2)
     feed(buffer, 2, 0, 9)
-    first = buffer.sample_several(4, 2)
+    first = buffer.sample_batches(4, 2)
     kept = batch(first, 1)
     values = jax.tree.map(np.copy, kept)
     del first
     for _ in range(3):
-        buffer.sample_several(4, 2)
+        buffer.sample_batches(4, 2)
     jax.tree.map(np.testing.assert_array_equal, kept, values)

@@ -96,8 +96,8 @@ class NodeRunner:
             import cloudpickle
 
             from rlstack.programs.program import base
-            from rlstack.programs.program.endings import end_of
             from rlstack.programs.program.launch import wiring
+            from rlstack.programs.program.stopping import end_of
 
             base.set_incarnation(incarnation)
             base.set_coordinator_lost(coordinator_lost)

@@ -157,7 +157,7 @@ def test_a_run_that_gives_nan_does_not_end_the_others(tmp_path):
 @pytest.mark.chosen
 def test_an_interrupted_set_is_resumed_where_it_was(tmp_path, monkeypatch):
     calls = []
-    call = vmapped.Group.call
+    call = vmapped.VmappedRuns.call
 
     def interrupting(self, *args):
         calls.append(args)
@@ -167,7 +167,7 @@ def test_an_interrupted_set_is_resumed_where_it_was(tmp_path, monkeypatch):
 
     base = ppo(updates=40)
     with monkeypatch.context() as patch:
-        patch.setattr(vmapped.Group, "call", interrupting)
+        patch.setattr(vmapped.VmappedRuns, "call", interrupting)
         with pytest.raises(Interrupted):
             go(Study(base, (1, 2)), tmp_path / "set")
     saved = [tmp_path / "set" / f"seed={seed}" for seed in (1, 2)]

@@ -1,4 +1,4 @@
-"""Networks that each of several devices runs on its share of the rows.
+"""Networks that each of several devices runs on its shard of the rows.
 
 The devices compute the same: each has the whole batch, the same params, and the same loss. Only the
 networks are divided, as in `rlstack.networks.in_parts`, because the loss of an agent is not a sum
@@ -26,8 +26,8 @@ from rlstack.networks.base import Apply
 from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep
 
 
-def can_be_divided(network: Any) -> bool:
-    """Returns whether `by_share` takes this network.
+def can_be_sharded(network: Any) -> bool:
+    """Returns whether `by_shard` takes this network.
 
     It takes a `Network` or a `PolicyAndCritic` of two, without state: batch norm and dropout
     concern the whole batch.
@@ -36,19 +36,19 @@ def can_be_divided(network: Any) -> bool:
     return all(isinstance(part, Network) and part.new_state is None for part in parts)
 
 
-def by_share(network: Any, shares: int, least_work: int = 0) -> Any:
-    """Returns the network, run on one of ``shares`` equal shares of the rows on each device.
+def by_shard(network: Any, shards: int, least_work: int = 0) -> Any:
+    """Returns the network, run on one of ``shards`` equal shards of the rows on each device.
 
     A pass of less than ``least_work``, in params times rows, each device makes on all rows, without
     collectives. A network that draws random numbers gets the same key on each device, so it must
     draw the same for all rows, as noisy layers do.
     """
     if isinstance(network, PolicyAndCritic):
-        return PolicyAndCritic(*(by_share(part, shares, least_work) for part in network))
-    # How rows are packed refers to the whole batch, and is computed for each share instead.
+        return PolicyAndCritic(*(by_shard(part, shards, least_work) for part in network))
+    # How rows are packed refers to the whole batch, and is computed for each shard instead.
     return network._replace(
-        apply=_by_share(network.apply, shares, least_work, time=0),
-        unroll=_by_share(network.unroll, shares, least_work, time=1),
+        apply=_by_shard(network.apply, shards, least_work, time=0),
+        unroll=_by_shard(network.unroll, shards, least_work, time=1),
         lay_out=None,
     )
 
@@ -59,40 +59,40 @@ def summed_over_devices(tree: PyTree) -> PyTree:
     return unravel(jax.lax.psum(flat, AXIS))
 
 
-def own_rows(x: Array, shares: int, axis: int = 0, fill: str = "edge") -> jax.Array:
-    """Returns this device's share of the rows.
+def own_rows(x: Array, shards: int, axis: int = 0, fill: str = "edge") -> jax.Array:
+    """Returns this device's shard of the rows.
 
     Args:
       x: the rows of all devices.
-      shares: the number of devices.
+      shards: the number of devices.
       axis: the axis of the rows.
-      fill: padding of the shares for which too few rows remain: copies of the last row ("edge") or
+      fill: padding of the shards for which too few rows remain: copies of the last row ("edge") or
           zeros ("constant").
     """
     rows = x.shape[axis]
-    share = -(-rows // shares)
-    if share * shares > rows:
+    shard = -(-rows // shards)
+    if shard * shards > rows:
         width = [(0, 0)] * x.ndim
-        width[axis] = (0, share * shares - rows)
+        width[axis] = (0, shard * shards - rows)
         x = jnp.pad(x, width, mode=fill)
-    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(AXIS) * share, share, axis)
+    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(AXIS) * shard, shard, axis)
 
 
-def _by_share(run: Apply, shares: int, least_work: int, time: int) -> Apply:
+def _by_shard(run: Apply, shards: int, least_work: int, time: int) -> Apply:
     """Divides the rows: axis ``time`` of timesteps and outputs, and axis 0 of states."""
 
-    def run_share(
+    def run_shard(
         rng_key: PRNGKey | None, params: Params, timestep: TimeStep, state: AgentState
     ) -> tuple[PyTree, AgentState]:
         rows = timestep.step_type.shape[time]
         if timestep.step_type.size * sum(x.size for x in jax.tree.leaves(params)) < least_work:
             return run(rng_key, params, timestep, state)
-        timestep = jax.tree.map(_divide(rows, shares, time), timestep)
-        state = jax.tree.map(_divide(rows, shares, 0), state)
+        timestep = jax.tree.map(_divide(rows, shards, time), timestep)
+        state = jax.tree.map(_divide(rows, shards, 0), state)
         result = run(rng_key, _with_summed_gradient(params), timestep, state)
-        return _joined(result, (time, 0), rows, shares)
+        return _joined(result, (time, 0), rows, shards)
 
-    return run_share
+    return run_shard
 
 
 def _with_summed_gradient(params: Params) -> Params:
@@ -106,14 +106,14 @@ def _with_summed_gradient(params: Params) -> Params:
     return _of_floats(shared, params)
 
 
-def _divide(rows: int, shares: int, axis: int) -> Callable[[Array], Array]:
+def _divide(rows: int, shards: int, axis: int) -> Callable[[Array], Array]:
     """Returns a function that takes this device's rows of an array.
 
     Its gradient has all rows, by one collective for each array that has a gradient.
     """
 
     def own(x: Array) -> Array:
-        return own_rows(x, shares, axis)
+        return own_rows(x, shards, axis)
 
     def gathered(_: None, grad: Array) -> tuple[Array]:
         whole = jax.lax.all_gather(grad, AXIS, axis=axis, tiled=True)
@@ -124,14 +124,14 @@ def _divide(rows: int, shares: int, axis: int) -> Callable[[Array], Array]:
     return lambda x: differentiable(x) if _is_float(x) else own(x)
 
 
-def _joined(result: tuple[PyTree, PyTree], axes: tuple[int, int], rows: int, shares: int) -> Any:
+def _joined(result: tuple[PyTree, PyTree], axes: tuple[int, int], rows: int, shards: int) -> Any:
     """Returns the rows of all devices, by one collective for each dtype.
 
     Args:
       result: the outputs and states of this device's rows.
       axes: the axis of the rows in the outputs and in the states.
       rows: number of rows on all devices together.
-      shares: the number of devices.
+      shards: the number of devices.
     """
     trees = zip(result, axes, strict=True)
     first = [jax.tree.map(lambda x, a=axis: jnp.moveaxis(x, a, 0), tree) for tree, axis in trees]
@@ -140,7 +140,7 @@ def _joined(result: tuple[PyTree, PyTree], axes: tuple[int, int], rows: int, sha
         return _gathered(leaves, rows)
 
     def own(_: None, grads: list[Array]) -> tuple[list[Array]]:
-        return ([own_rows(x, shares, fill="constant") for x in grads],)
+        return ([own_rows(x, shards, fill="constant") for x in grads],)
 
     join = jax.custom_vjp(gather)
     join.defvjp(lambda floats: (gather(floats), None), own)
@@ -152,7 +152,7 @@ def _joined(result: tuple[PyTree, PyTree], axes: tuple[int, int], rows: int, sha
 
 
 def _gathered(leaves: list[Array], rows: int) -> list[Array]:
-    """Returns the rows of all devices of arrays ``[share, ...]``, by one collective a dtype."""
+    """Returns the rows of all devices of arrays ``[shard, ...]``, by one collective a dtype."""
     found = list(leaves)
     for dtype in dict.fromkeys(x.dtype for x in leaves):  # in the same order on all devices
         chosen = [i for i, x in enumerate(leaves) if x.dtype == dtype]

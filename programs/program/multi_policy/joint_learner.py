@@ -22,7 +22,7 @@ from rlstack.programs.session import timing
 from rlstack.rpc import RemoteObject, remote
 
 
-class TogetherLearnerNode:
+class JointLearnerNode:
     """The learners of all policies; the first one writes the checkpoints."""
 
     def __init__(

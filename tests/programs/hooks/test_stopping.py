@@ -11,8 +11,8 @@ from rlstack.programs.build.hooks import check_hooks
 from rlstack.programs.config.encoding import from_json, to_json
 from rlstack.programs.config.stop_config import StopConfig
 from rlstack.programs.run import train
-from rlstack.programs.session.endings import RETURN, StopRules, spent_budget
 from rlstack.programs.session.own_loggers import own_loggers
+from rlstack.programs.session.stopping import RETURN, StopRules, spent_budget
 from tests.programs.hooks import own
 from tests.programs.running import metrics, ppo, series
 

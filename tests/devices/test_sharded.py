@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.learner_group import collectives
 from rlstack.configs.learner import LearnerConfig
-from rlstack.learning import by_minibatch, divided
+from rlstack.learning import by_minibatch, sharded
 from rlstack.learning.learner import Learner
 from rlstack.learning.update import OneCall
 from rlstack.replay import Sample
@@ -84,7 +84,7 @@ def few_collectives():
     # Networks so small that each device runs them on all rows: only the batch is carried.
     assert found("ppo-separate")["all-gather"] == 1
     # The batch, in each minibatch the outputs and the gradients.
-    divided._LEAST_WORK = 0
+    sharded._LEAST_WORK = 0
     cfg = case("ppo-separate").setting.cfg
     minibatches = cfg.num_epochs * cfg.num_minibatches
     # JAX 0.5 also divides the draws of two shuffled epochs over two devices.
@@ -96,7 +96,7 @@ def few_collectives():
     assert found("ppo-separate", minibatches="calls") == expected
     print("ppo-separate")
     learner = make("ppo-image", devices=(0, 1), minibatches="scan")
-    assert isinstance(learner._update, divided.DividedUpdate)
+    assert isinstance(learner._update, sharded.ShardedUpdate)
     if jax.__version_info__ >= (0, 6):  # in a loop, XLA's own convolutions take 10 times as long
         (program,) = learner.compiled_update(sample("ppo-image"))
         assert " convolution(" not in program
@@ -119,13 +119,13 @@ def test_other_agents_learn_the_same_on_two_devices():
 
 def others():
     """Runs in the process of the test above."""
-    divided._LEAST_WORK = 0
+    sharded._LEAST_WORK = 0
     for name in OTHERS:
-        check_equal(name, isinstance_of=divided.DividedUpdate)
+        check_equal(name, isinstance_of=sharded.ShardedUpdate)
         print(name)
     # XLA divides a batch that is larger than the params.
-    divided._SMALL_BATCH = -(10**9)
-    learner = check_equal("impala-lstm", isinstance_of=divided.DividedUpdate)
+    sharded._SMALL_BATCH = -(10**9)
+    learner = check_equal("impala-lstm", isinstance_of=sharded.ShardedUpdate)
     assert not learner.carries_votes
     placed = learner._update.place(sample("impala-lstm").batch)
     assert isinstance(placed, type(sample("impala-lstm").batch))
@@ -141,13 +141,13 @@ def test_agents_with_epochs_learn_the_same_by_a_call_for_each_minibatch():
 
 def by_calls():
     """Runs in the process of the test above."""
-    divided._LEAST_WORK = 0
+    sharded._LEAST_WORK = 0
     for name, choice in BY_CALLS.items():
-        check_equal(name, isinstance_of=by_minibatch.DividedCalls, minibatches=choice)
+        check_equal(name, isinstance_of=by_minibatch.ShardedCalls, minibatches=choice)
         print(name)
     setting = case("ppo-separate").setting
     limited = Case(setting._replace(cfg=dataclasses.replace(setting.cfg, target_kl=1e-4)))
-    logs, _ = check_learns_the_same(limited, by_minibatch.DividedCalls, minibatches="calls")
+    logs, _ = check_learns_the_same(limited, by_minibatch.ShardedCalls, minibatches="calls")
     assert 1 <= logs["minibatches"] < setting.cfg.num_epochs * setting.cfg.num_minibatches
     print("stops")
 

@@ -5,10 +5,10 @@ hundreds between processes on CPUs. An update of a small network takes no longer
 If XLA divides an update, it adds one for almost each array that depends on the batch: a gradient, a
 mean that is logged, an array of a minibatch. Here they are fewer:
 
-- For an agent that `averages`, each device computes the gradient of its share of the batch. One
+- For an agent that `averages`, each device computes the gradient of its shard of the batch. One
   collective carries all gradients and logs.
 - For any other, one collective carries the whole batch to all devices. Then all compute the same,
-  but each runs the networks on its share of the rows (`rlstack.learning.by_share`), unless they
+  but each runs the networks on its shard of the rows (`rlstack.learning.by_shard`), unless they
   are so small that this takes less time than the collectives.
 
 XLA still divides the updates of networks with state, of networks that are no
@@ -30,7 +30,7 @@ from rlstack.agent import Agent, EpochAgent, gradient_step, is_finite
 from rlstack.devices import by_device
 from rlstack.devices.packing import Layout
 from rlstack.devices.placement import AXIS, Placement
-from rlstack.learning.by_share import by_share, own_rows, summed_over_devices
+from rlstack.learning.by_shard import by_shard, own_rows, summed_over_devices
 from rlstack.learning.update import (
     OneCall,
     Updated,
@@ -44,7 +44,7 @@ from rlstack.types import Array, Batch, LearnerOutput, LearnerState, Logs, Param
 NUM_VOTES = 4
 # A batch of fewer bytes is carried whole, however small the params are.
 _SMALL_BATCH = 1 << 20
-# A pass of a network below this, in params times rows, is no shorter on a share of the rows: each
+# A pass of a network below this, in params times rows, is no shorter on a shard of the rows: each
 # multiply-add takes a nanosecond or less, and a collective the time of some millions (accelerators:
 # of a hundred million). These are estimates, on the side of fewer collectives.
 _LEAST_WORK, _LEAST_WORK_OF_ACCELERATORS = 1 << 23, 1 << 27
@@ -53,8 +53,8 @@ A = TypeVar("A", bound=Agent)
 Placed = tuple[Layout, jax.Array, jax.Array] | Batch
 
 
-class DividedUpdate:
-    """``learner_step`` as one jitted function, in which each device has a share of the rows.
+class ShardedUpdate:
+    """``learner_step`` as one jitted function, in which each device has a shard of the rows.
 
     It also carries votes of all devices, and changes nothing unless the first vote of each is true.
     So several processes agree on an update without a collective of its own.
@@ -66,7 +66,7 @@ class DividedUpdate:
         """Prepares the jitted update; the first use compiles it.
 
         Args:
-          agent: an agent whose networks `can_be_divided`.
+          agent: an agent whose networks `can_be_sharded`.
           params: the agent's params; only their size is used.
           placement: the devices.
           check_finite: whether an update that is not finite changes nothing.
@@ -74,14 +74,14 @@ class DividedUpdate:
         self._placement, self._check_finite = placement, check_finite
         self._devices = placement.mesh.size
         self._averages = averages(agent)
-        self._agent = agent if self._averages else divided_over(agent, placement)
+        self._agent = agent if self._averages else sharded_over(agent, placement)
         self._by_xla = OneCall(agent, placement, check_finite=check_finite)
         # A batch that is carried whole should take no longer than the gradients. That of an agent
         # that averages is not carried, and one with epochs takes each minibatch from all rows.
         always = self._averages or isinstance(agent, EpochAgent)
         self._most_bytes = None if always else _SMALL_BATCH + _nbytes(params)
         self._names: list[str] = []
-        where = placement.of_divided_update()
+        where = placement.of_sharded_update()
         self._jitted = jax.jit(
             self._update, static_argnums=3, donate_argnums=1, out_shardings=where
         )
@@ -135,7 +135,7 @@ class DividedUpdate:
     def _on_device(
         self, layout: Layout, params: Params, learner_state: LearnerState, packed: PyTree
     ) -> Any:
-        """Makes the update; runs on each device, with its own share."""
+        """Makes the update; runs on each device, with its own shard."""
         step = self._averaging_step if self._averages else self._whole_step
         with layer_forms(self._agent):
             *after, output, votes = step(layout, params, learner_state, packed)
@@ -162,7 +162,7 @@ class DividedUpdate:
     def _averaging_step(
         self, layout: Layout, params: Params, learner_state: LearnerState, packed: PyTree
     ) -> tuple[Params, LearnerState, LearnerOutput, Array]:
-        """Makes the step with the mean of the gradients of all shares."""
+        """Makes the step with the mean of the gradients of all shards."""
         batch, own_votes = layout.unpack(*packed)
         all_votes = []
 
@@ -182,13 +182,13 @@ class DividedUpdate:
         return after, learner_state, output, all_votes[0]
 
 
-def divided_over(agent: A, placement: Placement) -> A:
-    """Returns the agent with networks that each device runs on its share of the rows.
+def sharded_over(agent: A, placement: Placement) -> A:
+    """Returns the agent with networks that each device runs on its shard of the rows.
 
     It must be traced within `rlstack.devices.by_device`.
     """
     least = _LEAST_WORK if placement.on_cpu else _LEAST_WORK_OF_ACCELERATORS
-    divided: Any = agent.with_network(lambda network: by_share(network, placement.mesh.size, least))
+    divided: Any = agent.with_network(lambda network: by_shard(network, placement.mesh.size, least))
     if isinstance(divided, EpochAgent) and divided.may_stop:
         # Devices of other kinds may round differently; all must leave out the same minibatches.
         vars(divided)["stops_at"] = functools.partial(_on_any_device, divided.stops_at)
