@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
 
 # Tests, and the programs that they start, compile the same small functions many times, so all
@@ -88,3 +89,22 @@ def _forget_compiled():
     """Drops compiled functions after each file: the next file cannot use them; they take GBs."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forget_registered():
+    """Forgets agents and presets of files that tests have written: other files list them all."""
+    yield
+    registry = sys.modules.get("rlstack.agents.registry")
+    for config in list(registry.AGENTS._entries) if registry else ():
+        if _is_written(config.__module__):
+            del registry.AGENTS[config]
+    presets = sys.modules.get("rlstack.programs.config.presets.registry")
+    for name, make in list(presets.PRESETS._registered.items()) if presets else ():
+        if _is_written(make.__closure__[0].cell_contents.__module__):
+            del presets.PRESETS._registered[name], presets.PRESETS._described[name]
+
+
+def _is_written(module):
+    """Whether a test has written the file of a module."""
+    return module.partition(".")[0] not in ("rlstack", "tests", "benchmarks", "examples")

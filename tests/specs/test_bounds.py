@@ -93,7 +93,7 @@ class HugeJax(PointMass):
 )
 def test_every_adapter_has_one_idea_of_no_bound(builder, options):
     with SyncEnv(builder, 1, "for_loop", options=options) as env:
-        for spec in env.spec:
+        for spec in env.spec[:2]:  # the observation and the action
             assert not isinstance(spec, specs.BoundedArray) and spec.dtype == np.float32
 
 

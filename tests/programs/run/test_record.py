@@ -26,6 +26,7 @@ from rlstack.programs.run.offline import Offline, resolve_dataset
 from rlstack.programs.run.record import record
 from rlstack.replay import ReplayConfig
 from rlstack.storage import checkpoint
+from rlstack.storage.checkpoint import CheckpointError
 from rlstack.storage.datasets import Dataset, DatasetError
 
 JUDGED = EvaluatorConfig(episodes=2, num_envs=2)
@@ -184,7 +185,7 @@ def test_a_changed_or_missing_dataset_is_refused_on_resume(expert, tmp_path):
     with pytest.raises(DatasetError, match="must be a dataset"):
         train.resume(tmp_path / "run", frames=1024, stream=io.StringIO())
     record(expert, tmp_path / "d", frames=600, seed=5)
-    with pytest.raises(DatasetError, match="the dataset that the run began with"):
+    with pytest.raises(CheckpointError, match="must be the dataset that the run in"):
         train.resume(tmp_path / "run", frames=1024, stream=io.StringIO())
 
 
