@@ -1,0 +1,28 @@
+"""Presets of agents with a limit on costs (Ray et al. 2019, "Benchmarking Safe Exploration")."""
+
+from __future__ import annotations
+
+from rlstack.agents.ppo_lagrangian import PPOLagrangianConfig
+from rlstack.configs.acting import EvaluatorConfig
+from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.config.experiment import EnvConfig, Experiment
+from rlstack.programs.config.presets.registry import on_policy, preset
+
+
+@preset
+def toll_ppo_lagrangian(name: str) -> Experiment:
+    """Tolls under a limit of 2 by PPO-Lagrangian: the best return is 8, and 16 without a limit."""
+    agent = PPOLagrangianConfig(
+        cost_limit=2.0,
+        entropy_cost=0.0,
+        optimizer=OptimizerConfig(learning_rate=2e-3),
+    )
+    return on_policy(
+        name,
+        agent,
+        EnvConfig("rlstack.jax_envs.toy:Toll", num_envs=32, type="jax"),
+        unroll_length=32,
+        frames=300_000,
+        topology="fused",
+        evaluator=EvaluatorConfig(episodes=128, num_envs=32),
+    )
