@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import io
-import json
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ from rlstack.optimizers import OptimizerConfig
 from rlstack.programs.build.agent import make_agent
 from rlstack.programs.config.presets import preset
 from rlstack.programs.run import train
-from rlstack.storage import checkpoint, jsonl
+from rlstack.storage import jsonl
 from rlstack.types import EnvSpec
 from tests.agent_cases import (
     BATCH,
@@ -41,6 +40,7 @@ from tests.agent_cases import (
     leaves_differ,
     quick_jit,
 )
+from tests.fused.test_fused_run import saved
 from tests.programs import running
 
 COST = {"cost": specs.Array((), np.float32)}
@@ -295,3 +295,53 @@ def test_what_is_refused():
     network = functools.partial(actor_critic, cfg=SMALL)
     with pytest.raises(ValueError, match=r"PPOLagrangian: observations must be arrays"):
         PPOLagrangian(CFG, ENTITIES, ONE_OF_4, lambda *_: network(VECTOR, ONE_OF_4), Greedy)
+
+
+def test_a_resumed_fused_run_equals_an_uninterrupted_one(tmp_path):
+    experiment = running.small(
+        preset("toll-ppo-lagrangian"),
+        "fused",
+        10**6,
+        env={"num_envs": 4},
+        replay={"batch_size": 4, "unroll_length": 6, "max_size": 8},
+    )
+    for name, updates in (("half", 5), ("whole", 10)):
+        running.run(dataclasses.replace(experiment, updates=updates), tmp_path / name)
+    train.resume(tmp_path / "half", updates=10, stream=io.StringIO())
+    found, wanted = saved(tmp_path / "half"), saved(tmp_path / "whole")
+    assert any("episode_cost" in name and "acting" in name for name in found)
+    assert any("number" in name for name in found)
+    assert found == wanted  # with the digests of all arrays
+
+
+def rolled_out(run_dir, experiment, episodes=2048):
+    """The mean return and cost of a run's greedy policy."""
+    policy = rlstack.load(run_dir)
+    with running.make_env(dataclasses.replace(experiment.env, num_envs=episodes), 99) as env:
+        timestep = env.reset()
+        returns, costs = np.zeros(episodes), np.zeros(episodes)
+        while not timestep.last().any():
+            timestep = env.step(policy.act(timestep.observation))
+            returns += timestep.reward
+            costs += timestep.extras["cost"]
+    return returns.mean(), costs.mean()
+
+
+@pytest.mark.timeout(120)
+def test_it_finds_the_best_return_within_the_limit_and_ppo_breaks_it(tmp_path):
+    """By `Toll`: 8 is the best return at a cost of 2, and the multiplier is then 2."""
+    experiment = preset("toll-ppo-lagrangian")
+    running.run(experiment, tmp_path / "run")
+    found, cost = rolled_out(tmp_path / "run", experiment)
+    assert abs(cost - 2) < 0.15 and abs(found - 8) < 0.3
+    assert found > 16 * np.sqrt(cost / 8) - 0.1  # no policy of this cost has more
+    lines = list(jsonl.read(tmp_path / "run/metrics.jsonl"))
+    learned = [line for line in lines if "learner/multiplier" in line][-1]
+    assert abs(learned["learner/multiplier"] - 2) < 0.3
+    assert abs(learned["learner/episode_cost"] - 2) < 0.3
+    names = [field.name for field in dataclasses.fields(PPOConfig)]
+    agent = PPOConfig(**{name: getattr(experiment.agent, name) for name in names})
+    plain_ppo = dataclasses.replace(experiment, agent=agent, frames=200_000)
+    running.run(plain_ppo, tmp_path / "ppo")
+    found, cost = rolled_out(tmp_path / "ppo", plain_ppo)
+    assert found > 15.5 and cost > 7
