@@ -106,6 +106,10 @@ class Agent(abc.ABC):
     # sampler draws all items alike, so programs refuse it.
     has_priorities: bool = False
 
+    def check_extras(self, extras: PyTree) -> None:
+        """Raises a ValueError if learning needs extras that ``EnvSpec.extras`` does not have."""
+        del extras
+
     @abc.abstractmethod
     def initial_params(self, rng_key: PRNGKey) -> Params:
         """Returns newly initialised parameters."""

@@ -81,6 +81,7 @@ class Setting(NamedTuple):
     normalisation: NormalisationConfig = NormalisationConfig()
     learns: bool = True  # False for agents whose params are empty and stay empty
     is_chance: bool = False  # whether even the greedy agent samples its actions
+    extras_spec: Any = ()
 
 
 def largest(observation):
@@ -193,6 +194,10 @@ def random_observations(rng, obs_spec, leading):
 def acted_batch(case, params, step_type, seed=0, discount=None):
     """Returns a numpy Batch as from actor and replay; the agent acts on random steps."""
     timesteps = random_timesteps(case.setting.obs_spec, step_type, seed, discount)
+    rng = np.random.default_rng(seed + 200)
+    timesteps = timesteps._replace(
+        extras=random_observations(rng, case.setting.extras_spec, step_type.shape)
+    )
     # The first state is not the initial one: most unrolls begin within an episode.
     earlier = random_timesteps(case.setting.obs_spec, step_type[0], seed + 100)
     _, state = case.act(case.key, params, earlier, case.agent.initial_state(step_type.shape[1]))

@@ -41,7 +41,8 @@ def make_agent(
         learn; by default the counts in the agent's own state.
 
     Raises:
-      ValueError: the agent, its network or its policy does not fit the environment.
+      ValueError: the agent, its network or its policy does not fit the environment, or an extra
+        that it learns from is not there.
       WrongKindError: the network or policy factory of the config is not such a function.
     """
     cfg = experiment.agent
@@ -72,6 +73,7 @@ def make_agent(
         agent = make(functools.partial(_after, policy, after))
     if not (greedy or evaluating):
         _check_for_training(experiment, agent)
+        agent.check_extras(spec.extras)
     agent = shown(normalised(agent, experiment.normalisation))
     if not experiment.replay.demonstrations or greedy or evaluating:
         return agent

@@ -44,7 +44,13 @@ from rlstack.checks import Checked
 from rlstack.configs.network import NetworkConfig, Torso
 from rlstack.families.epochs import EpochPolicyGradient
 from rlstack.families.policy_gradient import masked_mean
-from rlstack.families.wrapped import Wrapped, WrappedEpochs
+from rlstack.families.two_streams import (
+    StreamRows,
+    TwoStreams,
+    network_outputs,
+    require_arrays,
+)
+from rlstack.families.wrapped import Wrapped
 from rlstack.math import returns
 from rlstack.math.episodic_novelty import (
     EpisodicMemory,
@@ -58,9 +64,8 @@ from rlstack.math.running_statistics import (
     normalise,
     update_statistics,
 )
-from rlstack.networks import Network, observation_features
+from rlstack.networks import observation_features
 from rlstack.networks.novelty import novelty_networks
-from rlstack.networks.ragged.entity_layout import is_entity_spec
 from rlstack.optimizers import OptimizerConfig, component_optimizer, optimizer_step
 from rlstack.types import (
     ActionDistribution,
@@ -180,13 +185,6 @@ class NoveltyRows(NamedTuple):
     target: Any = ()  # [N] float32, of the bonus's value
 
 
-class IntrinsicRows(NamedTuple):
-    """The rows of an update in epochs."""
-
-    agent: PyTree
-    novelty: NoveltyRows
-
-
 class Intrinsic(Wrapped):
     """An agent that learns from its rewards and from a bonus."""
 
@@ -198,11 +196,7 @@ class Intrinsic(Wrapped):
         """
         super().__init__(agent, cfg)
         self.intrinsic = cfg
-        if is_entity_spec(agent.obs_spec):
-            raise ValueError(
-                "IntrinsicConfig: observations must be arrays of fixed shapes for a bonus; got "
-                "those of entities. Use the agent without a bonus, or a padded game."
-            )
+        require_arrays("IntrinsicConfig", agent, "a bonus")
         self._spec = jax.tree.map(_as_float_spec, agent.obs_spec)
         network = NetworkConfig(
             torso=cfg.novelty_torso, hidden_sizes=cfg.novelty_sizes, activation="relu"
@@ -283,7 +277,7 @@ class Intrinsic(Wrapped):
         """Updates the agent by rewards and bonus, and then the predictor."""
         novelty, batch, rows = self._rewarded(learner_state.novelty, batch)
         params, state, output = self.agent.learner_step(params, learner_state.agent, batch)
-        novelty, logs = self._learn(novelty, rows)
+        novelty, logs = self.learn_stream(novelty, rows)
         logs = {**output.logs, **logs, **_logs_of(rows)}
         return params, IntrinsicLearnerState(state, novelty), output._replace(logs=logs)
 
@@ -311,8 +305,8 @@ class Intrinsic(Wrapped):
         statistics = update_statistics(state.observation, after, present)
         seen = normalise(statistics, observation, _CLIP)
         before, after = (jax.tree.map(lambda x, s=s: x[s], seen) for s in (_BEFORE, _AFTER))
-        features = _outputs(self._networks.target, state.target, after, present.shape)
-        predicted = _outputs(
+        features = network_outputs(self._networks.target, state.target, after, present.shape)
+        predicted = network_outputs(
             self._networks.predictor, state.learned.predictor, after, present.shape
         )
         amount = jnp.square(predicted - features).mean(-1)
@@ -337,19 +331,21 @@ class Intrinsic(Wrapped):
         rows = NoveltyRows(before, after, features, present, bonus)
         return state, batch._replace(trajectory=trajectory), rows
 
-    def _learn(self, state: NoveltyState, rows: NoveltyRows) -> tuple[NoveltyState, Logs]:
+    def learn_stream(self, state: NoveltyState, rows: NoveltyRows) -> tuple[NoveltyState, Logs]:
         """Makes a gradient step of the predictor and of the bonus's value."""
         draw_key, rng_key = jax.random.split(state.rng_key)
         leading = rows.present.shape
         chosen = jax.random.uniform(draw_key, leading) < self.intrinsic.predictor_share
 
         def loss(learned: Learned) -> tuple[Array, Logs]:
-            predicted = _outputs(self._networks.predictor, learned.predictor, rows.after, leading)
+            predicted = network_outputs(
+                self._networks.predictor, learned.predictor, rows.after, leading
+            )
             errors = jnp.square(predicted - rows.features).mean(-1)
             total = masked_mean(errors, rows.present & chosen)
             logs: Logs = {"predictor_loss": total}
             if self._has_value:
-                value = _outputs(self._networks.value, learned.value, rows.before, leading)
+                value = network_outputs(self._networks.value, learned.value, rows.before, leading)
                 value_loss = 0.5 * jnp.square(value - rows.target).mean()
                 total, logs["intrinsic_value_loss"] = total + value_loss, value_loss
             return total, logs
@@ -362,7 +358,7 @@ class Intrinsic(Wrapped):
         return state, logs
 
 
-class IntrinsicEpochs(Intrinsic, WrappedEpochs):
+class IntrinsicEpochs(Intrinsic, TwoStreams):
     """An epoch agent with a bonus, which is measured once per batch."""
 
     def prepare(
@@ -375,24 +371,14 @@ class IntrinsicEpochs(Intrinsic, WrappedEpochs):
         """
         if not self._has_value:
             novelty, batch, rows = self._rewarded(learner_state.novelty, batch)
-            novelty, _ = self._learn(novelty, rows)
+            novelty, _ = self.learn_stream(novelty, rows)
             state, agent_rows, schedule = self.agent.prepare(params, learner_state.agent, batch)
-            return IntrinsicLearnerState(state, novelty), agent_rows, schedule
+            return IntrinsicLearnerState(state, novelty), StreamRows(agent_rows, ()), schedule
         novelty, batch, rows = self._measured(learner_state.novelty, batch)
         state, agent_rows, schedule = self.agent.prepare(params, learner_state.agent, batch)
         advantage, target = self._advantage(novelty, batch, rows)
-        rows = rows._replace(target=target)
-        if agent_rows.mask.ndim == 2:  # recurrent agents have rows [B, T, ...]
-            rows, advantage = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (rows, advantage))
-        else:
-            rows, advantage = jax.tree.map(
-                lambda x: x.reshape((-1, *x.shape[2:])), (rows, advantage)
-            )
-        advantage = (
-            self.intrinsic.extrinsic_weight * agent_rows.advantage
-            + self.intrinsic.intrinsic_weight * jnp.where(agent_rows.mask, advantage, 0.0)
-        )
-        joined = IntrinsicRows(agent_rows._replace(advantage=advantage), rows)
+        weights = self.intrinsic.extrinsic_weight, self.intrinsic.intrinsic_weight
+        joined = self.join(agent_rows, rows._replace(target=target), advantage, weights)
         return IntrinsicLearnerState(state, novelty), joined, schedule
 
     def _advantage(
@@ -406,7 +392,7 @@ class IntrinsicEpochs(Intrinsic, WrappedEpochs):
             lambda x, y: jnp.concatenate([x[:1], y]), rows.before, rows.after
         )
         leading = batch.trajectory.timestep.step_type.shape
-        values = _outputs(self._networks.value, state.learned.value, observation, leading)
+        values = network_outputs(self._networks.value, state.learned.value, observation, leading)
         values = jnp.concatenate([jnp.where(rows.present, values[:-1], values[1:]), values[-1:]])
         return returns.gae(
             rewards=rows.bonus,
@@ -416,34 +402,10 @@ class IntrinsicEpochs(Intrinsic, WrappedEpochs):
             mask=jnp.ones_like(rows.present),
         )
 
-    def update(
-        self, params: Params, learner_state: IntrinsicLearnerState, minibatch: PyTree
-    ) -> tuple[Params, IntrinsicLearnerState, LearnerOutput]:
-        """Makes a gradient step of the agent, and one of the predictor and the bonus's value."""
-        rows = minibatch.agent if self._has_value else minibatch
-        params, state, output = self.agent.update(params, learner_state.agent, rows)
-        novelty = learner_state.novelty
-        if self._has_value:
-            novelty, logs = self._learn(novelty, minibatch.novelty)
-            output = output._replace(logs={**output.logs, **logs})
-        return params, IntrinsicLearnerState(state, novelty), output
-
-    def batch_logs(self, rows: PyTree) -> Logs:
+    def batch_logs(self, rows: StreamRows) -> Logs:
         """Returns the agent's logs and the mean bonus."""
-        if not self._has_value:
-            return self.agent.batch_logs(rows)
-        return {**self.agent.batch_logs(rows.agent), **_logs_of(rows.novelty)}
-
-    def lay_out_rows(self, minibatch: PyTree) -> PyTree:
-        """Returns the rows unchanged, see `lay_out`."""
-        return minibatch
-
-    def finish(
-        self, params: Params, learner_state: IntrinsicLearnerState
-    ) -> tuple[Params, IntrinsicLearnerState]:
-        """Ends the batch of the agent."""
-        params, state = self.agent.finish(params, learner_state.agent)
-        return params, learner_state._replace(agent=state)
+        logs = super().batch_logs(rows)
+        return {**logs, **_logs_of(rows.own)} if self._has_value else logs
 
     learner_step = EpochAgent.learner_step
 
@@ -491,17 +453,6 @@ def _logs_of(rows: NoveltyRows) -> Logs:
 
 def _with_steps(batch: Batch, timestep: TimeStep) -> Batch:
     return batch._replace(trajectory=batch.trajectory._replace(timestep=timestep))
-
-
-def _outputs(
-    network: Network, params: Params, observation: PyTree, leading: tuple[int, ...]
-) -> Array:
-    """Returns a feed-forward network's output for observations with any leading axes."""
-    merged = jax.tree.map(lambda x: x.reshape((-1, *x.shape[len(leading) :])), observation)
-    rows = jnp.zeros(int(np.prod(leading)))
-    timestep = TimeStep(rows.astype(jnp.int32), rows, rows, merged)
-    output: Any = network.apply(None, params, timestep, ())[0]
-    return output.reshape((*leading, *output.shape[1:]))
 
 
 def _is_picture(spec: specs.Array) -> bool:

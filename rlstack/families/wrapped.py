@@ -49,6 +49,10 @@ class Wrapped(Agent):
         """Changes the network of the agent."""
         return type(self)(self.agent.with_network(change), *self._others)
 
+    def check_extras(self, extras: PyTree) -> None:
+        """Calls the same method of the agent."""
+        self.agent.check_extras(extras)
+
     def initial_params(self, rng_key: PRNGKey) -> Params:
         """Calls the same method of the agent."""
         return self.agent.initial_params(rng_key)

@@ -164,3 +164,51 @@ class Errand:
 
     def _observe(self, state: ErrandState) -> Array:
         return state.distance[None].astype(jnp.float32) / 8.0
+
+
+class TollState(NamedTuple):
+    """The state of a walk past tolls."""
+
+    toll: Array  # [] float32, of the next gate
+    time: Array  # [] int32
+    cost: Array  # [] float32, of the last step
+
+
+class Toll:
+    """A walker sees the toll of a gate, uniform in [0, 1], and passes or waits for the next one.
+
+    Passing is rewarded by 1 and costs the toll, an entry ``cost`` of the extras. An episode has 16
+    gates. Without a limit the best return is 16, at a mean cost of 8. Under a limit C it is best to
+    pass all gates with tolls up to t, where t = sqrt(C / 8), for a return of 16 t: with a limit
+    of 2 it is 8. The multiplier is then 1 / t.
+    """
+
+    def observation_spec(self) -> specs.Array:
+        """Returns the spec of the toll, and of the share of gates left."""
+        return specs.Array((2,), np.float32, "toll")
+
+    def action_spec(self) -> specs.DiscreteArray:
+        """Returns the spec of the two choices: wait, pass."""
+        return specs.DiscreteArray(2, np.int32, "choice")
+
+    def extras_spec(self) -> dict[str, specs.Array]:
+        """Returns the spec of the cost."""
+        return {"cost": specs.Array((), np.float32, "cost")}
+
+    def extras(self, state: TollState) -> dict[str, Array]:
+        """Returns the cost of the last step."""
+        return {"cost": state.cost}
+
+    def reset(self, rng_key: PRNGKey) -> tuple[TollState, Array]:
+        """Draws the first toll."""
+        state = TollState(jax.random.uniform(rng_key), jnp.int32(0), jnp.float32(0))
+        return state, self._observe(state)
+
+    def step(self, rng_key: PRNGKey, state: TollState, action: Array) -> Outcome:
+        """Passes or waits, and draws the next toll."""
+        passes = (action == 1).astype(jnp.float32)
+        after = TollState(jax.random.uniform(rng_key), state.time + 1, passes * state.toll)
+        return Outcome(after, self._observe(after), passes, after.time == 16, False)
+
+    def _observe(self, state: TollState) -> Array:
+        return jnp.stack([state.toll, 1 - state.time.astype(jnp.float32) / 16])

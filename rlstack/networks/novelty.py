@@ -1,4 +1,4 @@
-"""The networks that measure how new an observation is, by random network distillation."""
+"""The networks of random network distillation, and the value of a second stream of rewards."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import jax
 from rlstack.configs.network import NetworkConfig
 from rlstack.networks.base import Network, feed_forward
 from rlstack.networks.configured import features_of, head_of
+from rlstack.networks.torsos import Reader
 from rlstack.types import PyTree
 
 
@@ -42,8 +43,24 @@ def novelty_networks(obs_spec: PyTree, cfg: NetworkConfig, embedding_size: int) 
             features = jax.nn.relu(hk.Linear(cfg.hidden_sizes[-1])(features))
         return head_of(cfg, embedding_size, 1.0, "embedding")(features)
 
+    return NoveltyNetworks(
+        feed_forward(target, obs_spec),
+        feed_forward(predictor, obs_spec),
+        value_network(obs_spec, cfg),
+    )
+
+
+def value_network(obs_spec: PyTree, cfg: NetworkConfig, reader: Reader = "policy") -> Network:
+    """Builds the feed-forward value of a stream of rewards, whose output is ``[B]``.
+
+    Args:
+      obs_spec: pytree of ``dm_env.specs`` of one observation.
+      cfg: the torso.
+      reader: "all" to see ``critic_state`` too.
+    """
+
     def value(observation: PyTree) -> jax.Array:
-        features = features_of(cfg, obs_spec, observation, "value_torso")
+        features = features_of(cfg, obs_spec, observation, "value_torso", reader=reader)
         return head_of(cfg, 1, 1.0, "value_head")(features)[..., 0]
 
-    return NoveltyNetworks(*(feed_forward(x, obs_spec) for x in (target, predictor, value)))
+    return feed_forward(value, obs_spec)

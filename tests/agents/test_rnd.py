@@ -279,7 +279,7 @@ def test_a_share_of_the_steps_teaches_the_predictor():
     assert 0 < few.present.sum() < rows.present.sum()
     everything = plain("rnd-dqn").agent
     found, wanted = (
-        quick_jit(agent._learn)(novelty, x)[0].learned
+        quick_jit(agent.learn_stream)(novelty, x)[0].learned
         for agent, x in ((c.agent, rows), (everything, few))
     )
     assert_close(found, wanted)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rlstack.checks import EnvError, WrongKindError
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.jax_envs.environment import BatchedEnv, Outcome
-from rlstack.jax_envs.toy import DeepSea
+from rlstack.jax_envs.toy import DeepSea, Toll
 from rlstack.types import StepType
 from tests.jax_envs import toy
 
@@ -19,7 +19,7 @@ _LATER = [pytest.mark.slow, pytest.mark.chosen]
 TOYS = [
     toy.MaskedDict,
     *(pytest.param(kind, marks=_LATER) for kind in (toy.Catch, toy.MemoryCue, toy.MultiDiscrete)),
-    pytest.param(DeepSea, marks=_LATER),
+    *(pytest.param(kind, marks=_LATER) for kind in (DeepSea, Toll)),
     toy.PointMass,
 ]
 FIRST, MID, LAST = map(int, StepType)
@@ -154,6 +154,28 @@ def test_deep_sea_rewards_the_one_way_to_the_treasure():
     assert steps[2].discount.tolist() == [0, 0, 0]
     with pytest.raises(ValueError, match="DeepSea: size must be at least 2; got 1"):
         DeepSea(1)
+
+
+def test_a_toll_is_paid_by_those_who_pass():
+    """Those who pass all gates, none, and those with tolls up to 0.5 have 16, 0 and 8."""
+    with SyncEnv(Toll, 600, "jax") as env:
+        timestep, policy = env.reset(), np.arange(600) % 3
+        assert not timestep.extras["cost"].any()
+        returns, costs = np.zeros(600), np.zeros(600)
+        for time in range(16):
+            assert timestep.step_type[0] != LAST
+            toll, left = timestep.observation.T
+            np.testing.assert_allclose(left, 1 - time / 16)
+            action = np.where(policy == 2, toll <= 0.5, policy == 0).astype(np.int32)
+            timestep = env.step(action)
+            np.testing.assert_allclose(timestep.extras["cost"], action * toll)
+            returns += timestep.reward
+            costs += timestep.extras["cost"]
+    assert (timestep.step_type == LAST).all() and (timestep.discount == 0).all()
+    means = [(returns[policy == kind].mean(), costs[policy == kind].mean()) for kind in range(3)]
+    # 3 standard errors are 0.25 of the costs of 8, and 0.43 and 0.17 of the returns and costs of 8
+    # and 2.
+    np.testing.assert_allclose(means, [(16, 8), (0, 0), (8, 2)], atol=0.45)
 
 
 @pytest.mark.slow

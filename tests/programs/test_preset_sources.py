@@ -576,7 +576,7 @@ WITHOUT_SOURCE = {
     *("pendulum-droq", "pendulum-d4pg", "pendulum-mpo", "cartpole-mpo", "cartpole-vmpo"),
     *("pendulum-vmpo", "cartpole-ppg", "deepsea-rnd", "deepsea-rnd-dqn"),
     "pendulum-fasttd3",
-    *("cartpole-cql", "pendulum-gail", "pendulum-sqil"),
+    *("cartpole-cql", "pendulum-gail", "pendulum-sqil", "toll-ppo-lagrangian"),
 }
 
 SKIP = 4  # frames of an Atari game in one step
