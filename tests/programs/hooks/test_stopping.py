@@ -92,7 +92,9 @@ def test_updates_end_a_run_and_loggers_of_ones_own_see_every_line(tmp_path):
     assert not (tmp_path / "run" / "tensorboard").exists()
     name = f"{OWN}:Failing"
     assert told.getvalue().splitlines()[-1] == (
-        f"the logger {name} raised ConnectionError: the tracking server is down; the run goes on."
+        f"the logger {name} raised ConnectionError: the tracking server is down "
+        f"(in {own.__file__}:31: "
+        'raise ConnectionError("the tracking server is down")); the run goes on.'
     )
     assert "frames/s" not in told.getvalue()
     # The class is recorded by its name.
