@@ -332,7 +332,7 @@ def test_the_gradient_is_that_of_a_sequence_that_begins_after_the_burn_in():
 def test_a_replayed_sequence_gives_the_actors_own_outputs():
     network = functools.partial(q_network, cfg=NetworkConfig(core="lstm", core_size=8))
     with SyncEnv("rlstack.envs.toy:MemoryCue", 4, seed=3) as env:
-        agent = R2D2(R2D2Config(burn_in=0), *env.spec, network, Greedy)
+        agent = R2D2(R2D2Config(burn_in=0), *env.spec[:2], network, Greedy)
         params = agent.initial_params(jax.random.PRNGKey(0))
         acted = []
 

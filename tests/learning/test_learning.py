@@ -60,6 +60,11 @@ def learned_return(experiment):
         program.close()
 
 
+def median_return(experiment):
+    """Returns the median of three seeds: what one seed learns depends on the CPU's rounding."""
+    return np.median([learned_return(dataclasses.replace(experiment, seed=s)) for s in SEEDS])
+
+
 def toy(name, agent, *, frames, num_envs=16, unroll_length=16, seed=1, options=None, **rest):
     return Experiment(
         preset="toy",
@@ -121,7 +126,7 @@ def test_ppo_learns_to_obey_a_mask_in_dict_observations():
 @pytest.mark.slow
 @pytest.mark.chosen
 def test_ppo_learns_several_numbers_at_once():
-    assert learned_return(toy("MultiDiscrete", FAST_PPO, frames=40_000)) > 0.9 * 5
+    assert median_return(toy("MultiDiscrete", FAST_PPO, frames=40_000)) > 0.9 * 5
 
 
 @pytest.mark.slow
@@ -145,7 +150,7 @@ def test_memory_needs_a_recurrent_core(core, solved):
         options={"delay": 4},
         network=NetworkConfig(core=core, hidden_sizes=(32,), core_size=32),
     )
-    found = learned_return(experiment)
+    found = median_return(experiment)
     if solved:
         assert found > 0.95
     else:

@@ -46,7 +46,7 @@ def faulty(frames=2000, **options):
         (
             "raise",
             EnvCrash,
-            r"Env \d \(Faulty\): step raised ArithmeticError.*faulty\.py:\d+\)",
+            r"Env \d \(Faulty\): step raised ArithmeticError.*faulty\.py:\d+: raise Arith.*\)",
             792,
         ),
         ("nan", EnvError, r"Env \d \(\S*Faulty\): the reward must be finite", 796),
