@@ -49,6 +49,12 @@ class Wrapped(Agent):
         """Changes the network of the agent."""
         return type(self)(self.agent.with_network(change), *self._others)
 
+    def read_once(self, state: AgentState) -> PyTree:
+        """Calls the same method of the agent, unless the wrapper has a state of its own."""
+        if type(self).initial_state is not Wrapped.initial_state:
+            return super().read_once(state)
+        return self.agent.read_once(state)
+
     def initial_params(self, rng_key: PRNGKey) -> Params:
         """Calls the same method of the agent."""
         return self.agent.initial_params(rng_key)
