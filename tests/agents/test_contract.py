@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rlstack import agents, distributions
+from rlstack.acting.actor import transition_spec
 from rlstack.agents.bc import BC
 from rlstack.agents.pqn import PQN
 from rlstack.agents.reinforce import Reinforce
@@ -23,6 +24,7 @@ from rlstack.learning.divided import averages
 from rlstack.math import returns
 from rlstack.networks.torsos import action_mask
 from rlstack.storage import checkpoint
+from rlstack.types import EnvSpec, StartSpec
 from tests.agent_cases import (
     BATCH,
     FIRST,
@@ -240,6 +242,9 @@ def test_states_that_are_read_once_are_needed_at_the_first_step_only(name, leave
     trajectory = c.batch.trajectory
     once = c.agent.read_once(trajectory.agent_state)
     assert sum(jax.tree.leaves(once)) == leaves
+    spec = transition_spec(c.agent, EnvSpec(c.setting.obs_spec, c.setting.action_spec))
+    marked = jax.tree.map(lambda x: isinstance(x, StartSpec), spec.agent_state)
+    assert marked == once
     state = jax.tree.map(lambda x, o: x[:1] if o else x, trajectory.agent_state, once)
     batch = c.batch._replace(trajectory=trajectory._replace(agent_state=state))
     found = quick_jit(c.agent.learner_step)(c.params, c.learner_state, batch)

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from rlstack.replay import InProcessReplay, SharedMemReplayBuffer
+from rlstack.replay.memory import spec_bytes
+from rlstack.replay.shared_memory.steps import total_bytes
 from rlstack.replay.storage import StepRing, as_words, copy_words
 from rlstack.types import StartSpec, StepType, TimeStep, Transition
 from tests.replay.replay_model import config
@@ -155,3 +157,21 @@ def test_states_at_starts_outlive_gaps_and_a_resume(backend):
         backend(cfg, 2, seed=0, spec=plain).load(saved)
     for each in (buffer, again):
         each.close()
+
+
+@pytest.mark.parametrize("sampler", ["fifo", "uniform"])
+def test_the_bytes_of_start_leaves_are_those_of_their_rows(sampler):
+    # 100 starts of 2 environments, 5 steps apart: 100 * 5 + 10 steps, of which 102 are starts.
+    cfg = config(
+        sampler, batch_size=2, unroll_length=10, period=5, max_size=200, max_size_per_env=100
+    )
+    spec = start_specs([1000])
+    without, wide = (spec_bytes(cfg, s, 2) for s in (spec._replace(agent_state=[]), spec))
+    batches = 2 * 2  # two batches of two items
+    assert wide - without == (102 * 2 + batches) * 4000
+    steps, reader = zip(
+        *(total_bytes(cfg, 2, s) for s in (spec._replace(agent_state=[]), spec)), strict=True
+    )
+    spare = 0 if sampler == "fifo" else 31  # rows // 16 more steps, for items drawn meanwhile
+    assert steps[1] - steps[0] == -(-(510 + spare) // 5) * 2 * 4000
+    assert reader[1] - reader[0] == batches * 4000
