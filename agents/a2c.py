@@ -53,6 +53,7 @@ class A2C(PolicyGradientAgent):
     """The agent; construct it as `rlstack.agent.Agent` says, with an actor-critic network."""
 
     cfg: A2CConfig
+    reads_first_state = True
 
     def loss(self, params: Params, batch: Batch) -> tuple[Array, Logs]:
         """Returns the loss of policy and value on a batch, and logs."""

@@ -54,6 +54,7 @@ class Impala(PolicyGradientAgent):
     """The agent; construct it as `rlstack.agent.Agent` says, with an actor-critic network."""
 
     cfg: ImpalaConfig
+    reads_first_state = True
 
     def loss(self, params: Params, batch: Batch) -> tuple[Array, Logs]:
         """Returns the sum of the paper's three updates (section 4.2) as one loss, and logs."""

@@ -81,6 +81,7 @@ class PPG(PPO):
     """The agent; construct it with a `phasic_actor_critic` network."""
 
     cfg: PPGConfig
+    reads_first_state = True
 
     def initial_learner_state(self, rng_key: PRNGKey, params: Params) -> Any:
         """Returns the optimizer's initial state, the learner's key and an empty memory."""

@@ -68,6 +68,7 @@ class PPO(EpochPolicyGradient):
     """The agent; construct it as `rlstack.agent.Agent` says, with an actor-critic network."""
 
     cfg: PPOConfig
+    reads_first_state = True
 
     def __init__(self, cfg: PPOConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)

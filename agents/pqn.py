@@ -142,6 +142,7 @@ class PQN(EpochAgent):
 
     cfg: PQNConfig
     has_priorities = False
+    reads_first_state = True
 
     def __init__(self, cfg: PQNConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)

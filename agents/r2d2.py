@@ -138,6 +138,7 @@ class R2D2(TargetNetworkAgent):
     """The agent; construct it as `rlstack.agent.Agent` says, with a network of action values."""
 
     cfg: R2D2Config
+    reads_first_state = True
 
     def __init__(self, cfg: R2D2Config, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)

@@ -56,6 +56,7 @@ class Reinforce(PolicyGradientAgent):
     """The agent; construct it as `rlstack.agent.Agent` says, with an actor-critic network."""
 
     cfg: ReinforceConfig
+    reads_first_state = True
 
     def loss(self, params: Params, batch: Batch) -> tuple[Array, Logs]:
         """Returns the loss of policy and baseline on a batch, and logs."""

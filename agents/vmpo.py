@@ -79,6 +79,7 @@ class VMPO(EpochPolicyGradient):
     """The agent; construct it as `rlstack.agent.Agent` says, with an actor-critic network."""
 
     cfg: VMPOConfig
+    reads_first_state = True
 
     def __init__(self, cfg: VMPOConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)

@@ -106,6 +106,16 @@ class Agent(abc.ABC):
     # sampler draws all items alike, so programs refuse it.
     has_priorities: bool = False
 
+    # Whether `learner_step` reads the acting state at the first step of an item only. Replay then
+    # stores it at these steps only, and a batch may have it as [1, B, ...] instead of
+    # [T+1, B, ...]. It counts only in the class that states it, because a subclass may read more.
+    reads_first_state: bool = False
+
+    def read_once(self, state: AgentState) -> PyTree:
+        """Returns for each leaf of an acting state what `reads_first_state` says, [] bool."""
+        once = bool(vars(type(self)).get("reads_first_state"))
+        return jax.tree.map(lambda _: once, state)
+
     def check_extras(self, extras: PyTree) -> None:
         """Raises a ValueError if learning needs extras that ``EnvSpec.extras`` does not have."""
         del extras

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
+from numpy.typing import DTypeLike
 
 Array = jax.Array | np.ndarray
 PyTree = Any  # a nested structure of arrays
@@ -94,6 +95,28 @@ class LogWriter(Protocol):
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
         """Records `logs` (name -> scalar) at `step`: environment frames, or a learner's updates."""
+
+
+class StartSpec(jax.ShapeDtypeStruct):
+    """The spec of a leaf of a step that learners read at the first step of an item only.
+
+    Replay may then store it at these steps only. A batch has it as ``[1, B, ...]`` or, from a
+    replay that stores every step, as ``[T+1, B, ...]``.
+    """
+
+    __slots__ = ("step",)
+
+    def __init__(self, shape: tuple[int, ...], dtype: DTypeLike, step: int = 0):
+        """Describes a leaf without batch axis.
+
+        Args:
+          shape: the leaf's shape in one environment's step.
+          dtype: the leaf's dtype.
+          step: the step of a stored item that is the learner's first; those before it only provide
+            context and are not in the learner's items.
+        """
+        super().__init__(shape, dtype)
+        self.step = step
 
 
 class EnvSpec(NamedTuple):

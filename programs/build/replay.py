@@ -12,9 +12,9 @@ from rlstack.configs.replay import ReplayConfig
 from rlstack.programs.build.seeds import role_seed
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.config.member_config import is_fixed
-from rlstack.replay import InProcessReplay, ReplayBuffer, bytes_needed
-from rlstack.replay.memory import check_memory
-from rlstack.types import Batch, Transition
+from rlstack.replay import InProcessReplay, ReplayBuffer
+from rlstack.replay.memory import check_memory, spec_bytes
+from rlstack.types import Batch, StartSpec, Transition
 
 if TYPE_CHECKING:  # imported by experiments with stacked frames
     from rlstack.replay.frame_stack import FrameStacks
@@ -89,8 +89,7 @@ def replay_bytes(experiment: Experiment, spec: Transition, runs: int = 1) -> int
             check_memory(steps, "replay", FOLDER)
         size = steps + others
     else:
-        example = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), stored.spec)
-        size = bytes_needed(stored.cfg, example, num_envs)
+        size = spec_bytes(stored.cfg, stored.spec, num_envs)
     size *= runs
     check_memory(size, "replay")
     return size
@@ -98,10 +97,12 @@ def replay_bytes(experiment: Experiment, spec: Transition, runs: int = 1) -> int
 
 def batch_spec(cfg: ReplayConfig, spec: Transition) -> Batch:
     """Returns the shapes of a batch of ``batch_size`` items; ``spec`` is the `transition_spec`."""
-    shape = (cfg.unroll_length + 1, cfg.batch_size)
-    trajectory = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((*shape, *leaf.shape), leaf.dtype), spec
-    )
+
+    def batched(leaf: Any) -> jax.ShapeDtypeStruct:
+        steps = 1 if isinstance(leaf, StartSpec) else cfg.unroll_length + 1
+        return jax.ShapeDtypeStruct((steps, cfg.batch_size, *leaf.shape), leaf.dtype)
+
+    trajectory = jax.tree.map(batched, spec)
     weights: Any = jax.ShapeDtypeStruct((cfg.batch_size,), np.float32)
     return Batch(trajectory, weights)
 

@@ -19,7 +19,16 @@ from rlstack.agent import Agent
 from rlstack.networks.base import dummy_timestep
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
 from rlstack.rpc import Node, Stop, StoppedError, client_of, codec, courier
-from rlstack.types import EnvSpec, Logs, LogWriter, PRNGKey, StepType, TimeStep, Transition
+from rlstack.types import (
+    EnvSpec,
+    Logs,
+    LogWriter,
+    PRNGKey,
+    StartSpec,
+    StepType,
+    TimeStep,
+    Transition,
+)
 
 _LAST = int(StepType.LAST)  # numpy compares with plain ints much faster than with enums
 _SERVICE_TIMEOUT = 300.0  # seconds to wait for an inference service that does not answer
@@ -240,7 +249,8 @@ def transition_spec(agent: Agent, spec: EnvSpec) -> Transition:
       spec: the spec of the environments.
 
     Returns:
-      A `Transition` of ``jax.ShapeDtypeStruct`` without the batch axis.
+      A `Transition` of ``jax.ShapeDtypeStruct`` without the batch axis, of `StartSpec` where the
+      learner reads the state at the first step of an item only.
     """
 
     def one_step(rng_key: PRNGKey, timestep: TimeStep) -> Transition:
@@ -252,4 +262,10 @@ def transition_spec(agent: Agent, spec: EnvSpec) -> Transition:
     rng_key = jax.eval_shape(jax.random.PRNGKey, 0)
     first = dummy_timestep(spec.observation, extras_spec=spec.extras)
     example = jax.eval_shape(lambda key: one_step(key, first), rng_key)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), example)
+    step = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), example)
+    state = jax.tree.map(
+        lambda x, once: StartSpec(x.shape, x.dtype) if once else x,
+        step.agent_state,
+        agent.read_once(step.agent_state),
+    )
+    return step._replace(agent_state=state)

@@ -94,14 +94,16 @@ class Demonstrated(Wrapped):
         def read(tree: PyTree) -> PyTree:
             return jax.tree.map(lambda x: jnp.asarray(x)[steps], tree)
 
-        def everywhere(x: Array) -> Array:
-            return jnp.broadcast_to(x, (length, *jnp.shape(x)))
+        def everywhere(x: Array, acted: Array) -> Array:
+            return jnp.broadcast_to(x, (len(acted), *jnp.shape(x)))
 
         output: Any = type(trajectory.agent_output)
         drawn = Transition(
             timestep=read(recording.timestep),
             agent_output=output(read(recording.action)),
-            agent_state=jax.tree.map(everywhere, self.agent.initial_state(count)),
+            agent_state=jax.tree.map(
+                everywhere, self.agent.initial_state(count), trajectory.agent_state
+            ),
             params_version=jnp.zeros((length, count), jnp.int32),
         )
         return Batch(

@@ -85,7 +85,8 @@ class EpochPolicyGradient(PolicyGradientAgent, EpochAgent):
     def _rows(
         self, params: Params, learner_state: PolicyGradientState, trajectory: Trajectory
     ) -> EpochRows:
-        before = jax.tree.map(lambda x: x[:-1], trajectory)
+        # A state that is stored for the first step only has one row.
+        before = jax.tree.map(lambda x: x[:-1] if len(x) > 1 else x, trajectory)
         after = jax.tree.map(lambda x: x[1:], trajectory.timestep)
         mask = ~after.first()
         advantage, target = returns.gae(

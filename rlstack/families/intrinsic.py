@@ -242,6 +242,13 @@ class Intrinsic(Wrapped):
             self.agent.reset_state(state.agent, first), emptied(state.memory, first)
         )
 
+    def read_once(self, state: AgentState) -> PyTree:
+        """Returns what the agent says of its state; learning reads no memories."""
+        if not self._remembers:
+            return self.agent.read_once(state)
+        memory = jax.tree.map(lambda _: True, state.memory)
+        return EpisodicState(self.agent.read_once(state.agent), memory)
+
     def action_distribution(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: AgentState
     ) -> ActionDistribution | None:

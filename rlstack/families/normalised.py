@@ -93,6 +93,12 @@ class Normalised(Wrapped):
             )
         return found
 
+    def read_once(self, state: AgentState) -> PyTree:
+        """Returns what the agent says of its state; discounted returns are read at each step."""
+        if not self._counts_returns:
+            return self.agent.read_once(state)
+        return NormalisedState(self.agent.read_once(state.agent), False)  # type: ignore[arg-type]
+
     def initial_params(self, rng_key: PRNGKey) -> NormalisedParams:
         """Returns the agent's newly initialised parameters, and empty statistics."""
         statistics = Statistics(self._standardiser.initial(), initial_statistics(_SCALAR))

@@ -53,6 +53,12 @@ class Wrapped(Agent):
         """Calls the same method of the agent."""
         self.agent.check_extras(extras)
 
+    def read_once(self, state: AgentState) -> PyTree:
+        """Calls the same method of the agent, unless the wrapper has a state of its own."""
+        if type(self).initial_state is not Wrapped.initial_state:
+            return super().read_once(state)
+        return self.agent.read_once(state)
+
     def initial_params(self, rng_key: PRNGKey) -> Params:
         """Calls the same method of the agent."""
         return self.agent.initial_params(rng_key)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ from rlstack.configs.replay import ReplayConfig
 from rlstack.replay.base import ReplayBuffer, Sample
 from rlstack.replay.memory import BUFFERS
 from rlstack.replay.step_counter import restore_into
-from rlstack.types import Batch, Logs, PyTree, StepType, Trajectory, Transition
+from rlstack.types import Batch, Logs, PyTree, StartSpec, StepType, Trajectory, Transition
 
 _FIRST, _LAST = int(StepType.FIRST), int(StepType.LAST)
 _ZEROS = 128  # added to the age if the episode began with a stack of zeros
@@ -77,6 +77,7 @@ class FrameStacks:
             spec,
             Frames(newest, jax.ShapeDtypeStruct((), np.dtype(np.uint8))),  # type: ignore[arg-type]
         )
+        self.spec = jax.tree.map(self._after_context, self.spec)
         self._envs = np.arange(num_envs)
         self._age = np.full(num_envs, self._context, np.uint8)
         self._known = np.zeros(num_envs, bool)  # whether `_last` has the previous step
@@ -84,6 +85,11 @@ class FrameStacks:
         self._steps = 0
         self._buffers: dict[tuple[int, int, tuple[int, ...]], np.ndarray] = {}
         self._next = 0
+
+    def _after_context(self, leaf: Any) -> Any:
+        if isinstance(leaf, StartSpec):
+            return StartSpec(leaf.shape, leaf.dtype, self._context)
+        return leaf
 
     def split(self, env_ids: np.ndarray | None, transition: Transition) -> Transition:
         """Returns the transition with frames instead of stacks.
@@ -185,7 +191,9 @@ class FrameStacks:
         """
         stored = sample.batch.trajectory
         frames, steps = stored.timestep.observation, slice(self._context, None)
-        trajectory = jax.tree.map(lambda x: x[steps], _with_observation(stored, ()))
+        trajectory = jax.tree.map(
+            lambda x: x[steps] if len(x) > 1 else x, _with_observation(stored, ())
+        )
         ages = frames.age[steps]
         length, batch_size = ages.shape
         back = self._context - np.arange(self._depth)  # [k], oldest first

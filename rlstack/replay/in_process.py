@@ -177,7 +177,7 @@ class InProcessReplay:
             if self._closed:
                 self._refuse_closed("load")
             self._table.load(tree)
-            self._ring.load(tree["steps"])
+            self._ring.load(tree["steps"], self._counter.last_steps() + 1)
 
     def close(self) -> None:
         """Frees the storage; a second call does nothing."""

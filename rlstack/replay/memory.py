@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from numpy.typing import DTypeLike
 
 from rlstack.configs.replay import ReplayConfig
-from rlstack.types import Transition
+from rlstack.types import StartSpec, Transition
 
 BUFFERS = 2  # number of returned batches that keep their values
 
@@ -59,28 +57,48 @@ def bytes_needed(cfg: ReplayConfig, example: Transition, num_envs: int) -> int:
         ``jax.eval_shape``.
       num_envs: number of environments.
     """
-    sizes = ring_shape(cfg, num_envs)
-    step = step_bytes((x.shape[1:], x.dtype) for x in jax.tree_util.tree_leaves(example))
-    rings = (sizes.rows + sizes.mirror) * num_envs * step
-    return rings + reader_bytes(cfg, num_envs, step)
+    spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), example)
+    return spec_bytes(cfg, spec, num_envs)
 
 
-def step_bytes(columns: Iterable[tuple[tuple[int, ...], DTypeLike]]) -> int:
-    """Returns the bytes of one step of one environment, from its leaves' shapes and dtypes."""
-    return sum(
-        int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize for shape, dtype in columns
-    )
+def spec_bytes(cfg: ReplayConfig, spec: Transition, num_envs: int) -> int:
+    """Returns the bytes that an `InProcessReplay` needs for steps of a `transition_spec`."""
+    return ring_bytes(cfg, num_envs, spec) + reader_bytes(cfg, num_envs, spec)
 
 
-def reader_bytes(cfg: ReplayConfig, num_envs: int, step: int) -> int:
+def ring_bytes(cfg: ReplayConfig, num_envs: int, spec: Transition) -> int:
+    """Returns the bytes of the rings of an `InProcessReplay`."""
+    leaves = jax.tree_util.tree_leaves(spec)
+    rows, mirror, _ = ring_shape(cfg, num_envs)
+    each = [rows_of(x, cfg.step_period, rows, mirror) * leaf_bytes(x) for x in leaves]
+    return num_envs * sum(each)
+
+
+def rows_of(leaf: Any, period: int, rows: int, mirror: int = 0) -> int:
+    """Returns the rows of a leaf's ring: of a `StartSpec`, one for each start of ``rows`` steps."""
+    return -(-rows // period) if isinstance(leaf, StartSpec) else rows + mirror
+
+
+def leaf_bytes(leaf: Any) -> int:
+    """Returns the bytes of a leaf in one step of one environment, from its shape and dtype."""
+    return int(np.prod(leaf.shape, dtype=np.int64)) * np.dtype(leaf.dtype).itemsize
+
+
+def item_bytes(cfg: ReplayConfig, spec: Transition) -> int:
+    """Returns the bytes of an item in a batch."""
+    leaves, steps = jax.tree_util.tree_leaves(spec), cfg.unroll_length + 1
+    return sum((1 if isinstance(x, StartSpec) else steps) * leaf_bytes(x) for x in leaves)
+
+
+def reader_bytes(cfg: ReplayConfig, num_envs: int, spec: Transition) -> int:
     """Returns the bytes of everything except the rings: returned batches and the sampler's arrays.
 
     Args:
       cfg: the rules of the table.
       num_envs: number of environments.
-      step: bytes of one environment's step.
+      spec: the spec of one environment's step.
     """
-    batches = BUFFERS * cfg.batch_size * (cfg.unroll_length + 1) * step
+    batches = BUFFERS * cfg.batch_size * item_bytes(cfg, spec)
     per_item = 8 + 4 * (cfg.times_limit > 0)  # priorities included
     per_item += {"fifo": 16, "uniform": 0, "prioritized": 9}[cfg.sampler]
     sizes = ring_shape(cfg, num_envs)

@@ -3,19 +3,31 @@
 Step ``g`` of an environment is stored in row ``g % rows``. Items are windows of steps and need no
 additional memory. If all windows start at multiples of a period that divides ``rows`` (fifo), a few
 rows at the end repeat the first rows. So a window never wraps around and can be returned as a view.
+
+A leaf whose spec is a `StartSpec`, a *start leaf*, is read at the first step of a window only. Its
+ring has a row for each step at which windows may start, which is one of every ``period`` steps. A
+window has one row of it.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
+from collections.abc import Collection, Sequence
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
 from rlstack.configs.replay import ReplayConfig
-from rlstack.replay.memory import BUFFERS, check_memory, reader_bytes, ring_shape, step_bytes
-from rlstack.types import PyTree, Trajectory, Transition
+from rlstack.replay.memory import (
+    BUFFERS,
+    RingShape,
+    check_memory,
+    ring_shape,
+    rows_of,
+    spec_bytes,
+)
+from rlstack.types import PyTree, StartSpec, Trajectory, Transition
 
 _SIZES = 4  # number of sizes of batches with buffers that are kept
 _MOST_BUFFERS = 8  # per size, if earlier batches are still referenced
@@ -28,7 +40,7 @@ class StepRing:
 
     def __init__(self, cfg: ReplayConfig, num_envs: int):
         self._cfg, self._num_envs = cfg, num_envs
-        self._length = cfg.unroll_length + 1
+        self._length, self._period = cfg.unroll_length + 1, cfg.step_period
         self.rows, self._mirror, _ = ring_shape(cfg, num_envs)
         # Offsets of a window's rows in the flat ring.
         self._offsets = np.arange(self._length)[:, None] * num_envs
@@ -36,8 +48,12 @@ class StepRing:
         self._rings: list[np.ndarray] = []
         self._flat: list[np.ndarray] = []
         self._written: list[np.ndarray] = []  # the rings, those with large rows as words
-        self._small: list[int] = []  # the rings with small rows
+        self._small: list[int] = []  # the rings that are written at every step, with small rows
         self._large: list[int] = []  # and those with large ones, the largest last
+        self._every: list[int] = []  # the rings of leaves that are read at every step
+        self._once: list[int] = []  # the rings of start leaves
+        self._thin: list[int] = []  # those of them that are not written at every step
+        self._start_rows, self._start_step = 1, 0  # rows of these, and `StartSpec.step`
         self._dtypes: list[np.dtype] = []
         self._shapes: list[tuple[int, ...]] = []  # shapes of the leaves for all environments
         self._buffers: dict[tuple[int, ...], list[list[np.ndarray]]] = {}
@@ -79,14 +95,12 @@ class StepRing:
           ValueError: there is not enough memory.
         """
         leaves, treedef = jax.tree_util.tree_flatten(spec)
-        rows = self.rows + self._mirror
-        step = step_bytes((x.shape, x.dtype) for x in leaves)
-        others = reader_bytes(self._cfg, self._num_envs, step)
-        check_memory(rows * self._num_envs * step + others, "InProcessReplay")
+        num_envs, sizes = self._num_envs, (self._period, self.rows, self._mirror)
+        check_memory(spec_bytes(self._cfg, spec, num_envs), "InProcessReplay")
         # Zeroed memory takes no space until it is written.
-        self._set_rings(
-            treedef, [np.zeros((rows, self._num_envs, *x.shape), x.dtype) for x in leaves]
-        )
+        shapes = [(rows_of(x, *sizes), num_envs, *x.shape) for x in leaves]
+        made = [np.zeros(shape, x.dtype) for shape, x in zip(shapes, leaves, strict=True)]
+        self._set_rings(treedef, made, start_steps(leaves))
 
     def _allocate_like(self, transition: Transition, count: int) -> None:
         """Allocates the rings for steps like the first transition."""
@@ -102,19 +116,29 @@ class StepRing:
         self.allocate(treedef.unflatten([array[0] for array in arrays]))
 
     def use(self, spec: Transition, rings: list[np.ndarray]) -> None:
-        """Uses given rings ``[rows, num_envs, ...]`` with any number of rows, without a mirror."""
-        self.rows, self._mirror = len(rings[0]), 0
-        self._set_rings(jax.tree_util.tree_structure(spec), rings)
+        """Uses given rings ``[rows, num_envs, ...]`` with any number of rows, without a mirror.
 
-    def _set_rings(self, treedef: jax.tree_util.PyTreeDef, rings: list[np.ndarray]) -> None:
+        Those of start leaves have ``rows_of`` their rows.
+        """
+        self.rows, self._mirror = len(rings[0]), 0
+        leaves, treedef = jax.tree_util.tree_flatten(spec)
+        self._set_rings(treedef, rings, start_steps(leaves))
+
+    def _set_rings(
+        self, treedef: jax.tree_util.PyTreeDef, rings: list[np.ndarray], starts: dict[int, int]
+    ) -> None:
         self._treedef, self._rings = treedef, rings
         self._flat = [ring.reshape((-1, *ring.shape[2:])) for ring in rings]
+        self._start_rows = len(rings[next(iter(starts))]) if starts else 1
+        self._start_step = max(starts.values(), default=0)
+        self._once = list(starts)
+        self._every = [i for i in range(len(rings)) if i not in starts]
+        self._thin = self._once if self._period > 1 or self._mirror else []
         by_size = sorted(range(len(rings)), key=lambda i: rings[i].nbytes)
-        self._small = [i for i in by_size if rings[i][0].nbytes < _LARGE]
-        self._large = by_size[len(self._small) :]
-        self._written = list(rings)
-        for i in self._large:
-            self._written[i] = as_words(rings[i])
+        written = [i for i in by_size if i not in self._thin]
+        self._small = [i for i in written if rings[i][0].nbytes < _LARGE]
+        self._large = written[len(self._small) :]
+        self._written = [ring if ring[0].nbytes < _LARGE else as_words(ring) for ring in rings]
         self._dtypes = [ring.dtype for ring in rings]
         self._shapes = [ring.shape[1:] for ring in rings]
 
@@ -124,17 +148,23 @@ class StepRing:
         self._write_row(row, self._written, leaves)
         if row < self._mirror:
             self._write_row(row + self.rows, self._written, leaves)
+        if self._thin and self._may_start(step):
+            self._write_start(step, self._written, leaves)
 
     def write(self, steps: np.ndarray, env_ids: np.ndarray, leaves: list[np.ndarray]) -> None:
         """Writes one step of each of ``env_ids``, each at its own step."""
         rows = steps % self.rows
         where = rows * self._num_envs + env_ids
-        for flat, leaf in zip(self._flat, leaves, strict=False):
-            flat[where] = leaf
+        for i in [*self._small, *self._large]:
+            self._flat[i][where] = leaves[i]
         if self._mirror and (again := np.flatnonzero(rows < self._mirror)).size:
             where = where[again] + self.rows * self._num_envs
-            for flat, leaf in zip(self._flat, leaves, strict=False):
-                flat[where] = np.asarray(leaf)[again]
+            for i in self._every:
+                self._flat[i][where] = np.asarray(leaves[i])[again]
+        if self._thin and (due := np.flatnonzero(self._may_start(steps))).size:
+            where = self._start_row(steps[due]) * self._num_envs + env_ids[due]
+            for i in self._thin:
+                self._flat[i][where] = np.asarray(leaves[i])[due]
 
     def columns(self, envs: slice) -> list[np.ndarray]:
         """Returns views of consecutive environments, for `write_columns`."""
@@ -149,6 +179,8 @@ class StepRing:
           leaves: the steps, ``[n, ...]``.
         """
         self._write_row(step % self.rows, columns, leaves)
+        if self._thin and self._may_start(step):
+            self._write_start(step, columns, leaves)
 
     def _write_row(self, row: int, rings: list[np.ndarray], leaves: list[np.ndarray]) -> None:
         for i in self._small:
@@ -156,23 +188,33 @@ class StepRing:
         for i in self._large:
             copy_words(rings[i][row], leaves[i])
 
-    def pick(self, rows: np.ndarray, env_ids: np.ndarray) -> PyTree:
-        """Returns copies of some rows of some environments."""
-        assert self._treedef is not None
-        return self._treedef.unflatten([ring[rows, env_ids] for ring in self._rings])
+    def _write_start(self, step: int, rings: list[np.ndarray], leaves: list[np.ndarray]) -> None:
+        row = self._start_row(step)
+        for i in self._thin:
+            if self._rings[i][0].nbytes < _LARGE:
+                rings[i][row] = leaves[i]
+            else:
+                copy_words(rings[i][row], leaves[i])
 
-    def put(self, rows: np.ndarray, env_ids: np.ndarray, tree: PyTree, source: np.ndarray) -> None:
-        """Writes rows ``source`` of rings like these into ``rows``, for each of ``env_ids``."""
-        assert self._treedef is not None
-        for ring, saved in zip(self._rings, self._treedef.flatten_up_to(tree), strict=True):
-            ring[rows, env_ids] = np.asarray(saved)[source, env_ids]
+    def _may_start(self, steps: Any) -> Any:
+        """Whether the start leaves of steps are stored."""
+        return steps % self._period == self._start_step % self._period
+
+    def _start_row(self, steps: Any) -> Any:
+        """Returns the rows of stored steps in the rings of start leaves."""
+        return steps // self._period % self._start_rows
 
     def view(self, start: int, first_env: int, count: int) -> Trajectory:
         """Returns windows ``[T+1, count, ...]`` of consecutive environments as views."""
         rows = slice(start % self.rows, start % self.rows + self._length)
         envs = slice(first_env, first_env + count)
         assert rows.stop <= self.rows + self._mirror and self._treedef is not None
-        return self._treedef.unflatten([ring[rows, envs] for ring in self._rings])
+        views = [ring[rows, envs] for ring in self._rings]
+        if self._once:
+            row = self._start_row(start + self._start_step)
+            for i in self._once:
+                views[i] = self._rings[i][row : row + 1, envs]
+        return self._treedef.unflatten(views)
 
     def gather(self, starts: np.ndarray, env_ids: np.ndarray) -> Trajectory:
         """Copies windows into a reused buffer.
@@ -182,14 +224,19 @@ class StepRing:
           env_ids: the environments of the windows, in the same shape.
 
         Returns:
-          The windows, ``[T+1, B, ...]`` or ``[n, T+1, B, ...]``.
+          The windows, ``[T+1, B, ...]`` or ``[n, T+1, B, ...]``; of start leaves ``[1, B, ...]`` or
+          ``[n, 1, B, ...]``.
         """
         assert self._treedef is not None
-        indices = self._indices(starts, env_ids)
         batch = self._buffer(starts.shape)
-        for flat, out in zip(self._flat, batch, strict=True):
+        indices = self._indices(starts, env_ids)
+        for i in self._every:
             # With any mode except "raise", it writes directly into `out`.
-            flat.take(indices, axis=0, out=out, mode="wrap")
+            self._flat[i].take(indices, axis=0, out=batch[i], mode="wrap")
+        if self._once:
+            indices = self._start_indices(starts, env_ids)
+            for i in self._once:
+                self._flat[i].take(indices, axis=0, out=batch[i], mode="wrap")
         return self._treedef.unflatten(batch)
 
     def _indices(self, starts: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
@@ -199,6 +246,11 @@ class StepRing:
         """
         first = starts % self.rows * self._num_envs + env_ids
         return first[..., None, :] + self._offsets
+
+    def _start_indices(self, starts: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
+        """Returns the indices of windows in the rings of start leaves, ``[..., 1, B]``."""
+        rows = self._start_row(starts + self._start_step)
+        return (rows * self._num_envs + env_ids)[..., None, :]
 
     def gather_again(
         self, trajectory: Trajectory, columns: np.ndarray, starts: np.ndarray, env_ids: np.ndarray
@@ -212,12 +264,13 @@ class StepRing:
           env_ids: environments of the new windows, ``[k]``.
         """
         assert self._treedef is not None
-        indices = self._indices(starts, env_ids).T
         width = trajectory.params_version.shape[-1]
         batch, column = np.divmod(columns, width)
-        for flat, out in zip(self._flat, self._treedef.flatten_up_to(trajectory), strict=True):
-            batches = out.reshape((-1, self._length, width, *flat.shape[1:]))
-            batches[batch, :, column] = flat.take(indices, axis=0, mode="wrap")
+        indices, at_starts = self._indices(starts, env_ids), self._start_indices(starts, env_ids)
+        for i, out in enumerate(self._treedef.flatten_up_to(trajectory)):
+            flat, rows = self._flat[i], at_starts if i in self._once else indices
+            batches = out.reshape((-1, len(rows), width, *flat.shape[1:]))
+            batches[batch, :, column] = flat.take(rows.T, axis=0, mode="wrap")
 
     def _buffer(self, shape: tuple[int, ...]) -> list[np.ndarray]:
         """Returns arrays that hold the result of `gather` for ``starts`` of this shape."""
@@ -239,36 +292,148 @@ class StepRing:
         return buffers[chosen]
 
     def _new_buffer(self, shape: tuple[int, ...]) -> list[np.ndarray]:
-        windows = *shape[:-1], self._length, shape[-1]
-        return [np.empty((*windows, *f.shape[1:]), f.dtype) for f in self._flat]
+        lengths = [self._length] * len(self._flat)
+        for i in self._once:
+            lengths[i] = 1
+        windows = [(*shape[:-1], length, shape[-1]) for length in lengths]
+        pairs = zip(windows, self._flat, strict=True)
+        return [np.empty((*window, *f.shape[1:]), f.dtype) for window, f in pairs]
 
     def save(self, steps: int) -> PyTree:
         """Returns a copy of the rows that ``steps`` steps have filled, () for no steps."""
         if self._treedef is None:
             return ()
-        used = None if steps > self.rows else steps
-        return self._treedef.unflatten([ring[:used].copy() for ring in self._rings])
+        used = [None if steps > self.rows else steps] * len(self._rings)
+        for i in self._once:
+            used[i] = None if steps > self.rows else -(-steps // self._period)
+        pairs = zip(self._rings, used, strict=True)
+        return self._treedef.unflatten([ring[:count].copy() for ring, count in pairs])
 
-    def load(self, tree: PyTree) -> None:
+    def load(self, tree: PyTree, seen: np.ndarray) -> None:
         """Restores what ``save`` returned.
+
+        Args:
+          tree: the result of ``save``.
+          seen: number of steps of each environment at that time, ``[num_envs]``.
 
         Raises:
           ValueError: the sizes differ from this buffer's.
         """
         saved, treedef = jax.tree_util.tree_flatten(tree)
+        starts = dict.fromkeys(self._once, self._start_step)
         self._buffers, self._treedef = {}, None
+        rows = self.rows + self._mirror
+        self._check_saved(saved, starts, rows)
         rings = []
-        for part in saved:
-            ring = np.zeros((self.rows + self._mirror, self._num_envs, *part.shape[2:]), part.dtype)
-            if part.shape[0] > len(ring) or part.shape[1] != self._num_envs:
-                raise ValueError(
-                    f"ReplayBuffer.load: this config holds {ring.shape[:2]} (steps, environments); "
-                    f"got a saved {part.shape[:2]}. Load into an equal config."
-                )
-            ring[: len(part)] = part
+        for i, part in enumerate(saved):
+            length = self._start_rows if i in starts else rows
+            ring = np.zeros((length, self._num_envs, *part.shape[2:]), part.dtype)
+            if i not in starts:
+                ring[: len(part)] = part
             rings.append(ring)
         if rings:
-            self._set_rings(treedef, rings)
+            self._set_rings(treedef, rings, starts)
+            self._put_starts(saved, seen, self.rows)
+
+    def pick(self, seen: np.ndarray, sizes: RingShape) -> PyTree:
+        """Returns copies of the steps that a ring of other sizes has, in its rows.
+
+        Args:
+          seen: number of steps of each environment, ``[num_envs]``.
+          sizes: the sizes of the other ring.
+        """
+        assert self._treedef is not None
+        envs, newest = np.arange(self._num_envs), int(seen.max())
+        used = sizes.rows if newest > sizes.rows else newest
+        steps = _latest(seen, np.arange(used)[:, None], sizes.rows)
+        if newest > sizes.rows:
+            steps = np.concatenate([steps, steps[: sizes.mirror]])
+        where = np.maximum(steps, 0) % self.rows
+        saved: list[np.ndarray] = [np.empty(0)] * len(self._rings)
+        for i in self._every:
+            saved[i] = self._rings[i][where, envs]
+        if self._once:
+            rows = np.arange(-(-used // self._period))[:, None]
+            starts = _latest(self._starts_in(seen), rows, -(-sizes.rows // self._period))
+            where = np.maximum(starts, 0) % self._start_rows
+            for i in self._once:
+                saved[i] = self._rings[i][where, envs]
+        return self._treedef.unflatten(saved)
+
+    def put(self, tree: PyTree, seen: np.ndarray, sizes: RingShape) -> None:
+        """Restores what ``pick``, or ``save`` of a ring of other sizes, returned.
+
+        Args:
+          tree: the result of ``pick`` or ``save``.
+          seen: number of steps of each environment at that time, ``[num_envs]``.
+          sizes: the sizes of the other ring.
+
+        Raises:
+          ValueError: the saved rows are not those of a ring of these sizes.
+        """
+        assert self._treedef is not None
+        saved = [np.asarray(x) for x in jax.tree_util.tree_leaves(tree)]
+        self._check_saved(saved, self._once, sizes.rows + sizes.mirror)
+        if not saved:
+            return
+        saved = self._treedef.flatten_up_to(tree)
+        wanted = _latest(seen, np.arange(self.rows)[:, None], self.rows)
+        there = (wanted >= 0) & (wanted >= seen - sizes.rows)
+        rows, envs = np.nonzero(there)
+        source = wanted[there] % sizes.rows
+        for i in self._every:
+            self._rings[i][rows, envs] = np.asarray(saved[i])[source, envs]
+        self._put_starts(saved, seen, sizes.rows)
+
+    def _check_saved(self, saved: list[np.ndarray], starts: Collection[int], most: int) -> None:
+        """Checks the sizes of saved rings; ``starts`` are the leaves stored at starts alone."""
+        for i, part in enumerate(saved):
+            if part.shape[0] > most or part.shape[1] != self._num_envs:
+                raise ValueError(
+                    f"ReplayBuffer.load: this config holds up to {most} steps of {self._num_envs} "
+                    f"environments; got a saved {part.shape[:2]}. Load into an equal config."
+                )
+            if i not in starts and len(part) < len(saved[0]):
+                raise ValueError(
+                    f"ReplayBuffer.load: every leaf must be saved at all {len(saved[0])} steps; "
+                    f"got one at {len(part)}, the starts of items, because the agent that saved it "
+                    "reads its state only there. Set reads_first_state = True in the agent's class "
+                    "again, or start without the saved replay."
+                )
+
+    def _put_starts(self, saved: list[np.ndarray], seen: np.ndarray, rows: int) -> None:
+        """Writes the start leaves of a ring that has ``rows`` rows of every step.
+
+        Earlier versions saved these leaves at every step.
+        """
+        if not self._once:
+            return
+        starts = self._starts_in(seen)
+        wanted = _latest(starts, np.arange(self._start_rows)[:, None], self._start_rows)
+        steps = wanted * self._period + self._start_step % self._period
+        there = (wanted >= 0) & (steps >= seen - rows)
+        to, envs = np.nonzero(there)
+        for i in self._once:
+            if len(saved[i]) == len(saved[0]):
+                source = steps[there] % rows
+            else:
+                source = wanted[there] % -(-rows // self._period)
+            self._rings[i][to, envs] = np.asarray(saved[i])[source, envs]
+
+    def _starts_in(self, seen: np.ndarray) -> np.ndarray:
+        """Returns the number of steps at which items may start among the first ``seen``."""
+        return -(-(seen - self._start_step % self._period) // self._period)
+
+
+def start_steps(leaves: Sequence[Any]) -> dict[int, int]:
+    """Returns the numbers of the start leaves, each with its `StartSpec.step`."""
+    return {i: x.step for i, x in enumerate(leaves) if isinstance(x, StartSpec)}
+
+
+def _latest(steps: np.ndarray, row: np.ndarray, rows: int) -> np.ndarray:
+    """Returns the last step below ``steps`` that is stored in ``row`` of a ring of ``rows``."""
+    last = steps - 1
+    return last - (last - row) % rows
 
 
 def checked_leaves(

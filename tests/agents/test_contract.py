@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rlstack import agents, distributions
+from rlstack.acting.actor import transition_spec
 from rlstack.agents.bc import BC
 from rlstack.agents.pqn import PQN
 from rlstack.agents.reinforce import Reinforce
@@ -23,6 +24,7 @@ from rlstack.learning.sharded import averages
 from rlstack.math import returns
 from rlstack.networks.torsos import action_mask
 from rlstack.storage import checkpoint
+from rlstack.types import EnvSpec, StartSpec
 from tests.agent_cases import (
     BATCH,
     FIRST,
@@ -219,6 +221,46 @@ def test_learning_is_the_same_without_jit(name):
     c = case(name)
     plain = c.agent.learner_step(c.params, c.learner_state, c.batch)
     assert_close(plain, c.learn(c.params, c.learner_state, c.batch), atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "leaves"),  # and the number of leaves that are read at the first step only
+    [
+        ("a2c-gru", 1),
+        pytest.param("bc-gru", 0, marks=_LATER),
+        ("dqn", 0),
+        pytest.param("impala-lstm", 2, marks=_LATER),
+        pytest.param("ppo-gru", 1, marks=_LATER),
+        ("ppo-gru-normalised", 1),
+        pytest.param("pqn-lstm", 5, marks=_LATER),
+        ("r2d2", 5),
+        pytest.param("reinforce-gru", 1, marks=_LATER),
+        pytest.param("rnd-ngu-gru", 5, marks=_LATER),
+        pytest.param("vmpo-gru", 1, marks=_LATER),
+    ],
+)
+def test_states_that_are_read_once_are_needed_at_the_first_step_only(name, leaves):
+    c = case(name)
+    trajectory = c.batch.trajectory
+    once = c.agent.read_once(trajectory.agent_state)
+    assert sum(jax.tree.leaves(once)) == leaves
+    spec = transition_spec(c.agent, EnvSpec(c.setting.obs_spec, c.setting.action_spec))
+    marked = jax.tree.map(lambda x: isinstance(x, StartSpec), spec.agent_state)
+    assert marked == once
+    state = jax.tree.map(lambda x, o: x[:1] if o else x, trajectory.agent_state, once)
+    batch = c.batch._replace(trajectory=trajectory._replace(agent_state=state))
+    found = quick_jit(c.agent.learner_step)(c.params, c.learner_state, batch)
+    assert_close(found, c.learn(c.params, c.learner_state, c.batch))
+
+
+def test_a_subclass_has_states_at_every_step_unless_it_says_otherwise():
+    c = case("ppo-gru")
+
+    class Own(type(c.agent)):
+        """May read more than PPO."""
+
+    own = Own(*c.agent._arguments)
+    assert jax.tree.leaves(own.read_once(c.agent.initial_state(2))) == [False]
 
 
 def test_a_learner_restored_from_a_checkpoint_goes_on_as_it_would_have(c, tmp_path):

@@ -20,7 +20,9 @@ make_shared_memory.waits = True  # while the buffer is full; other backends drop
 
 # name -> (cfg, num_envs, seed) -> ReplayBuffer
 BACKENDS = {
-    "in_process": lambda cfg, num_envs, seed=0: InProcessReplay(cfg, num_envs, seed=seed),
+    "in_process": lambda cfg, num_envs, seed=0: InProcessReplay(
+        cfg, num_envs, seed=seed, spec=SPEC
+    ),
     "shared_memory": make_shared_memory,
 }
 BACKENDS["served"] = served_backend.make

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from rlstack.replay import ReplayClosedError, ReplayConfig, Sample
-from rlstack.types import TimeStep, Trajectory, Transition
+from rlstack.types import StartSpec, TimeStep, Trajectory, Transition
 
 FIRST, MID, LAST = 0, 1, 2
 
@@ -36,15 +36,16 @@ def make_transition(envs, ordinals, step_types, versions=None) -> Transition:
             {"cost": 0.5 * code.astype(np.float32), "level": (code % 7).astype(np.int8)},
         ),
         Output(np.stack([code, -code], 1), zeros),
-        (),
+        code,
         np.asarray(versions, np.int32),
     )
 
 
-# One environment's step, as `rlstack.acting.actor.transition_spec` describes it.
+# One environment's step, as `rlstack.acting.actor.transition_spec` describes it for an agent that
+# reads its state at the first step of an item only.
 SPEC = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), make_transition([0], [0], [MID])
-)
+)._replace(agent_state=StartSpec((), np.int32))
 
 
 def items_of(trajectory: Trajectory, step_types: dict) -> list[tuple[int, int]]:
@@ -64,7 +65,9 @@ def items_of(trajectory: Trajectory, step_types: dict) -> list[tuple[int, int]]:
         for rows in zip(envs, ordinals, strict=True)
     ]
     np.testing.assert_array_equal(trajectory.timestep.step_type, expected)
-    assert trajectory.agent_state == ()
+    state = np.asarray(trajectory.agent_state)  # of all steps if the buffer was made without SPEC
+    assert len(state) in (1, len(code))
+    np.testing.assert_array_equal(state, code[: len(state)])
     return list(zip(envs[0].tolist(), ordinals[0].tolist(), strict=True))
 
 

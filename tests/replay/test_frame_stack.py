@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rlstack.replay import InProcessReplay, ReplayConfig
 from rlstack.replay.frame_stack import FrameStacks, StackedReplay
 from rlstack.replay.shared_memory import SharedMemReplayBuffer
-from rlstack.types import TimeStep, Transition
+from rlstack.types import StartSpec, TimeStep, Transition
 from tests.replay.replay_model import FIRST, LAST, MID
 
 DEPTH, SIZE = 4, 5
@@ -48,7 +48,8 @@ def transition(streams):
     observation = {"image": stacks, "code": code}
     step_types = np.array([s.step_type for s in streams], np.int32)
     timestep = TimeStep(step_types, code, np.ones(n, np.float32), observation)
-    return Transition(timestep, code.astype(np.int32), (), np.zeros(n, np.int32))
+    state = -code.astype(np.int32)
+    return Transition(timestep, code.astype(np.int32), state, np.zeros(n, np.int32))
 
 
 def config(**changes):
@@ -62,6 +63,7 @@ def config(**changes):
 def stacked(cfg, num_envs, backend="in_process"):
     streams = [Stream(e, "repeat", np.random.default_rng(e)) for e in range(num_envs)]
     spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), transition(streams))
+    spec = spec._replace(agent_state=StartSpec((), np.int32))
     make = InProcessReplay if backend == "in_process" else SharedMemReplayBuffer
     stacks = FrameStacks(cfg, num_envs, spec)
     return StackedReplay(stacks, make(stacks.cfg, num_envs, seed=0, spec=stacks.spec))
@@ -70,9 +72,11 @@ def stacked(cfg, num_envs, backend="in_process"):
 @pytest.mark.parametrize("backend", ["in_process", "shared_memory"])
 @pytest.mark.parametrize("sampler", ["uniform", "fifo", "prioritized"])
 @pytest.mark.parametrize("padding", ["repeat", "zeros", "continue"])
-def test_stacks_come_back_exactly(backend, sampler, padding):
+@pytest.mark.parametrize("period", [None, 2])
+def test_stacks_come_back_exactly(backend, sampler, padding, period):
     num_envs, seen = 3, {}
-    cfg = config(sampler=sampler, starts="any" if sampler == "fifo" else "not_last")
+    starts = "any" if sampler == "fifo" else "not_last"
+    cfg = config(sampler=sampler, starts=starts, period=period)
     buffer = stacked(cfg, num_envs, backend)
     streams = [Stream(e, padding, np.random.default_rng(e)) for e in range(num_envs)]
     checked = 0
@@ -93,6 +97,7 @@ def test_stacks_come_back_exactly(backend, sampler, padding):
                 assert (trajectory.timestep.step_type[0] != LAST).all()
             expected = np.array([[seen[c] for c in row] for row in codes])
             np.testing.assert_array_equal(trajectory.timestep.observation["image"], expected)
+            np.testing.assert_array_equal(trajectory.agent_state, -codes[:1])
             checked += 1
             if sampler != "fifo":
                 break
@@ -132,7 +137,7 @@ def test_a_stored_step_takes_one_frame_and_scalars():
     timestep = spec.timestep._replace(observation={"image": image})
     stored = FrameStacks(config(), 1, spec._replace(timestep=timestep)).spec
     step = sum(x.dtype.itemsize * int(np.prod(x.shape)) for x in jax.tree.leaves(stored))
-    scalars = 3 * 4 + 4 + 4 + 1  # step type, reward, discount; action; version; age
+    scalars = 3 * 4 + 4 + 4 + 4 + 1  # step type, reward, discount; action; state; version; age
     assert step == 84 * 84 + scalars
     assert step < 1.05 * 84 * 84
 

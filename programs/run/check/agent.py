@@ -402,6 +402,26 @@ def _learns(s: _Subject) -> None:
         )  # fmt: skip
 
 
+def _reads_states(s: _Subject) -> None:
+    trajectory = s.batch.trajectory
+    once = s.agent.read_once(trajectory.agent_state)
+    if not any(jax.tree.leaves(once)):
+        raise NotApplicableError("the agent may read its state at every step.")
+    state = jax.tree.map(lambda x, o: x[:1] if o else x, trajectory.agent_state, once)
+    try:
+        batch = s.batch._replace(trajectory=trajectory._replace(agent_state=state))
+        found = s.changed(batch)
+    except Exception as error:
+        found = f"it raised {type(error).__name__}: {error}"[:200]
+    if found:
+        raise s.fail(
+            "learner_step",
+            "must read agent_state at index 0 only, because the agent says reads_first_state; "
+            f"without the states of the other steps, [1, B, ...], got another result: {found}. "
+            "Read agent_state before slicing the trajectory, or leave reads_first_state False.",
+        )
+
+
 def _replaced(s: _Subject, **fields: Callable[[np.ndarray], np.ndarray]) -> Batch:
     """Returns the batch with fields of its timesteps changed."""
     trajectory = s.batch.trajectory
@@ -605,6 +625,7 @@ RULES = [
     ("memory is reset where episodes begin", _memory),
     ("initial params and learner state depend on the key only", _initial),
     ("an update keeps shapes, changes params, and is finite", _learns),
+    ("states are read at the first step only, if the agent says so", _reads_states),
     ("nothing is learned from the step between two episodes", _boundary),
     ("a termination is not bootstrapped from", _termination),
     ("a time limit is bootstrapped from", _time_limit),

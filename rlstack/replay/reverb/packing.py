@@ -17,7 +17,7 @@ import numpy as np
 from rlstack.configs.replay import ReplayConfig
 from rlstack.replay.memory import BUFFERS
 from rlstack.replay.reverb.binding import DATA, KEY, PROBABILITY, TABLE_SIZE, RawItem
-from rlstack.replay.storage import checked_leaves
+from rlstack.replay.storage import checked_leaves, start_steps
 from rlstack.types import Trajectory, Transition
 
 LARGE = 1024  # bytes; larger or equal leaves are copied separately, item by item
@@ -54,6 +54,7 @@ class Packing:
               `rlstack.acting.actor.transition_spec`.
         """
         flat, self._treedef = jax.tree_util.tree_flatten(spec)
+        self._starts = start_steps(flat)
         leaves = [(np.dtype(leaf.dtype), tuple(leaf.shape)) for leaf in flat]
         self._dtypes = [dtype for dtype, _ in leaves]
         if any(dtype.hasobject for dtype in self._dtypes):
@@ -104,7 +105,10 @@ class Packing:
         return int(self._env_id.of(second)[0, 0]), int(self._fields[-1].of(second)[0, 0])
 
     def tree(self, leaves: list[np.ndarray]) -> Trajectory:
-        """Returns a batch of leaves as a trajectory."""
+        """Returns a batch of leaves as a trajectory; start leaves at one step, ``[1, B, ...]``."""
+        leaves = list(leaves)
+        for i, step in self._starts.items():
+            leaves[i] = leaves[i][step : step + 1]
         return self._treedef.unflatten(leaves)
 
     def gather(self, items: list[np.ndarray], *, reuse: bool = True) -> list[np.ndarray]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from rlstack.configs.replay import ReplayConfig
 from rlstack.replay.base import LOOK_PERIOD, ReplayClosedError, ReplayTimeoutError, Sample, as_logs
-from rlstack.replay.memory import step_bytes
+from rlstack.replay.memory import item_bytes
 from rlstack.replay.prioritized import checked_priorities
 from rlstack.replay.served import checkpoints
 from rlstack.replay.served.calls import (
@@ -50,8 +50,7 @@ def default_prefetch(cfg: ReplayConfig, spec: Transition) -> int:
     """
     if cfg.min_actors or cfg.max_staleness is not None:
         return 0
-    step = step_bytes((x.shape, x.dtype) for x in jax.tree_util.tree_leaves(spec))
-    most = _AHEAD_BYTES // ((cfg.unroll_length + 1) * cfg.batch_size * step)
+    most = _AHEAD_BYTES // (cfg.batch_size * item_bytes(cfg, spec))
     wanted = {"fifo": 1, "uniform": 2 * MOST_BATCHES, "prioritized": MOST_BATCHES // 2}[cfg.sampler]
     return max(1, min(wanted, most))
 

@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -90,7 +91,7 @@ class SharedMemReplayBuffer:
         """
         if num_envs < 1:
             raise ValueError(f"{NAME}: num_envs must be at least 1; got {num_envs}.")
-        spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, np.dtype(x.dtype)), spec)
+        spec = jax.tree.map(_as_spec, spec)
         self._cfg, self._num_envs, self.spec = cfg, num_envs, spec
         self.num_bytes, reader = total_bytes(cfg, num_envs, spec)
         check_memory(self.num_bytes + reader, NAME)
@@ -318,6 +319,13 @@ class SharedMemReplayBuffer:
             self._table.ring = StepRing(self._cfg, self._num_envs)
             self._end()
             del self._reader, self._writer, self._shared
+
+
+def _as_spec(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Returns a leaf's spec, without its values."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, np.dtype(leaf.dtype))
 
 
 def _end(block: Block, head: np.ndarray, owner: int) -> None:

@@ -27,7 +27,7 @@ import jax
 import numpy as np
 
 from rlstack.configs.replay import ReplayConfig
-from rlstack.replay.memory import reader_bytes, ring_shape, step_bytes
+from rlstack.replay.memory import leaf_bytes, reader_bytes, ring_shape, rows_of
 from rlstack.replay.shared_memory.block import Block
 from rlstack.replay.storage import StepRing
 from rlstack.types import PyTree, Transition
@@ -112,7 +112,9 @@ class SharedSteps:
         columns: list[tuple[tuple[int, ...], np.dtype]] = [((_HEAD,), word)]
         columns += [((num_envs,), word)] * (len(Counters._fields) - 1)
         columns.append(((rows, num_envs), word))
-        columns += [((rows, num_envs, *leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves]
+        for leaf in leaves:
+            own = rows_of(leaf, cfg.step_period, rows)
+            columns.append(((own, num_envs, *leaf.shape), np.dtype(leaf.dtype)))
         offset = 0
         arrays: list[np.ndarray] = []
         for shape, dtype in columns:
@@ -137,20 +139,12 @@ class SharedSteps:
         rows, leaves = ring_rows(cfg, num_envs), jax.tree_util.tree_leaves(spec)
         total = _aligned(8 * _HEAD) + (len(Counters._fields) - 1) * _aligned(8 * num_envs)
         total += _aligned(8 * rows * num_envs)
-        return total + sum(
-            _aligned(rows * num_envs * step_bytes([(x.shape, x.dtype)])) for x in leaves
-        )
+        own = [rows_of(x, cfg.step_period, rows) * leaf_bytes(x) for x in leaves]
+        return total + sum(_aligned(num_envs * each) for each in own)
 
     def save(self, seen: np.ndarray, cfg: ReplayConfig) -> PyTree:
         """Returns the rings in the form of an `InProcessReplay` after the steps ``seen``."""
-        num_envs = len(seen)
-        sizes = ring_shape(cfg, num_envs)
-        newest = int(seen.max())
-        rows = np.arange(sizes.rows if newest > sizes.rows else newest)[:, None]
-        steps = _latest(seen, rows, sizes.rows)
-        if newest > sizes.rows:
-            steps = np.concatenate([steps, steps[: sizes.mirror]])
-        return self.ring.pick(np.maximum(steps, 0) % self.ring.rows, np.arange(num_envs))
+        return self.ring.pick(seen, ring_shape(cfg, len(seen)))
 
     def load(self, tree: PyTree, steps: np.ndarray, cfg: ReplayConfig) -> None:
         """Restores what ``save`` of this or another backend returned.
@@ -158,27 +152,8 @@ class SharedSteps:
         Raises:
           ValueError: the rings have other sizes than a buffer of this config.
         """
-        num_envs = len(steps)
-        sizes, saved = ring_shape(cfg, num_envs), jax.tree_util.tree_leaves(tree)
-        for part in saved:
-            if part.shape[0] > sizes.rows + sizes.mirror or part.shape[1] != num_envs:
-                raise ValueError(
-                    f"ReplayBuffer.load: this config holds up to {sizes.rows + sizes.mirror} "
-                    f"steps of {num_envs} environments; got a saved {part.shape[:2]}. Load into an "
-                    "equal config."
-                )
-        if saved:
-            wanted = _latest(steps, np.arange(self.ring.rows)[:, None], self.ring.rows)
-            there = (wanted >= 0) & (wanted >= steps - sizes.rows)
-            rows, env_ids = np.nonzero(there)
-            self.ring.put(rows, env_ids, tree, wanted[there] % sizes.rows)
+        self.ring.put(tree, steps, ring_shape(cfg, len(steps)))
         self.marks[:] = 0  # the sampler already has all earlier items
-
-
-def _latest(steps: np.ndarray, row: np.ndarray, rows: int) -> np.ndarray:
-    """Returns the last step below ``steps`` that is stored in ``row`` of a ring of ``rows``."""
-    last = steps - 1
-    return last - (last - row) % rows
 
 
 def _aligned(num_bytes: int) -> int:
@@ -187,5 +162,4 @@ def _aligned(num_bytes: int) -> int:
 
 def total_bytes(cfg: ReplayConfig, num_envs: int, spec: Transition) -> tuple[int, int]:
     """Returns the bytes of the shared block, and the additional bytes of the reader."""
-    step = step_bytes((x.shape, x.dtype) for x in jax.tree_util.tree_leaves(spec))
-    return SharedSteps.block_bytes(cfg, num_envs, spec), reader_bytes(cfg, num_envs, step)
+    return SharedSteps.block_bytes(cfg, num_envs, spec), reader_bytes(cfg, num_envs, spec)

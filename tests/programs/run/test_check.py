@@ -177,6 +177,29 @@ class Invents(ActorCritic):
     has_priorities = True
 
 
+class ReadsMore(ActorCritic):
+    reads_first_state = True
+
+    def initial_state(self, batch_size):
+        return jnp.zeros(batch_size)
+
+    def actor_step(self, rng_key, params, timestep, state):
+        return super().actor_step(rng_key, params, timestep, state)[0], state + 1
+
+    def loss(self, params, batch):
+        loss, logs = super().loss(params, batch)
+        return loss * (1 + batch.trajectory.agent_state.mean()), logs
+
+
+class SlicesFirst(ReadsMore):
+    reads_first_state = True
+
+    def loss(self, params, batch):
+        before = jax.tree.map(lambda x: x[:-1], batch.trajectory)
+        loss, logs = ActorCritic.loss(self, params, batch)
+        return loss * (1 + before.agent_state[0].mean()), logs
+
+
 @pytest.mark.parametrize(
     ("cls", "rule", "text"),
     [
@@ -186,6 +209,8 @@ class Invents(ActorCritic):
         (KeepsMemory, "memory", "logits"),
         (SameParams, "depend on the key", "two keys"),
         (LearnsNothing, "changes params", "changed nothing"),
+        (ReadsMore, "read at the first step only", "got another result: the params"),
+        (SlicesFirst, "read at the first step only", "it raised IndexError"),
         (LearnsAcross, "between two episodes", "LAST and FIRST"),
         (Bootstraps, "termination", "discount is 0"),
         (CutsAtLimits, "time limit", "both gave the same"),
@@ -211,7 +236,8 @@ def test_a_sound_agent_passes_all_rules_and_learns_the_same_in_lock_step():
     assert not report.failures, report
     outcomes = {result.rule: result.outcome for result in report.results}
     assert outcomes["a program in lock-step learns what a single process learns"] == "holds"
-    assert list(outcomes.values()).count("does not apply") == 2  # it has no memory, and no mask
+    # It has no memory, reads no state and has no mask.
+    assert list(outcomes.values()).count("does not apply") == 3
     report.raise_failures()
 
 

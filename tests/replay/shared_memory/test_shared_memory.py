@@ -234,12 +234,14 @@ def test_no_item_begins_at_the_end_of_an_episode(make, unroll, period):
     assert len(held(local)) > 100 and held(shared) == held(local)
 
 
+@pytest.mark.parametrize("spec", [None, SPEC])  # without it, all leaves are saved at every step
+@pytest.mark.parametrize("period", [None, 2])
 @pytest.mark.parametrize("sampler", ["fifo", "uniform", "prioritized"])
 @pytest.mark.parametrize("steps", [0, 5, 21, 60])
-def test_checkpoints_cross_between_backends(make, sampler, steps):
-    changes = {"max_size": 24, "max_size_per_env": 6}
+def test_checkpoints_cross_between_backends(make, sampler, steps, period, spec):
+    changes = {"max_size": 24, "max_size_per_env": 6, "period": period}
     cfg = config(sampler, **changes)
-    local, shared = InProcessReplay(cfg, 4, seed=3), make(4, sampler, **changes)
+    local, shared = InProcessReplay(cfg, 4, seed=3, spec=spec), make(4, sampler, **changes)
     for step in range(steps):
         feed(local, 4, step, step + 1)
         if sampler == "fifo" and local.stats()["size"] > 12:
@@ -247,14 +249,15 @@ def test_checkpoints_cross_between_backends(make, sampler, steps):
     if steps:
         local.add(np.array([2]), make_transition([2], [steps], [MID]))
     shared.load(local.save())
-    back = InProcessReplay(cfg, 4, seed=9)
+    back, again = (InProcessReplay(cfg, 4, seed=9, spec=SPEC) for _ in range(2))
     back.load(shared.save())
-    for buffer in (local, shared, back):
+    again.load(local.save())
+    for buffer in (local, shared, back, again):
         rest = [0, 1, 3] if steps else range(4)
         buffer.add(np.array(rest), make_transition(rest, [steps] * len(rest), [MID] * len(rest)))
         feed(buffer, 4, steps + 1, steps + (5 if steps else 11))
     for size in (4, 2, 3):
-        samples = [buffer.sample(size) for buffer in (local, shared, back)]
+        samples = [buffer.sample(size) for buffer in (local, shared, back, again)]
         for sample in samples[1:]:
             assert drawn(sample) == drawn(samples[0])
             np.testing.assert_array_equal(sample.keys, samples[0].keys)
