@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +17,7 @@ NAME = "checkpoint.json"
 
 _FORMAT = 2
 _WITHOUT_DIGESTS = 1
+_OF_DISKS = errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO
 
 
 def encode(step: int, leaves: list[Leaf], metadata: Mapping[str, Any]) -> str:
@@ -97,6 +100,11 @@ def leaves_of(record: Mapping[str, Any]) -> dict[int, Leaf]:
 
 
 def reason(error: Exception) -> str:
-    """Returns the first line of an error, shortened: storage libraries add pages of context."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:300].rstrip(".")
+    """Returns the first line of an error, shortened: storage libraries add pages of context.
+
+    What the operating system says stays, also behind long paths.
+    """
+    text = str(error).strip()
+    short = (text.splitlines() or [type(error).__name__])[0][:300].rstrip(".")
+    said = (os.strerror(number) for number in _OF_DISKS)
+    return next((f"{short} ... {s}" for s in said if s in text and s not in short), short)

@@ -14,6 +14,7 @@ import optax
 import pytest
 
 from rlstack.storage import checkpoint
+from rlstack.storage.checkpoint_record import reason
 
 
 class Record(NamedTuple):
@@ -294,3 +295,12 @@ def test_a_part_is_restored_without_reading_the_rest(tmp_path):
         checkpoint.restore(path, {"learner": {"weights": np.zeros(3)}}, partial=True)
     with pytest.raises(checkpoint.CheckpointError, match="array"):
         checkpoint.restore(path, {"learner": {"params": np.zeros(4)}}, partial=True)
+
+
+def test_the_reason_of_the_operating_system_stays_behind_a_long_path():
+    path = "/tmp/" + "long/" * 80
+    text = f'RESOURCE_EXHAUSTED: Failed writing: "{path}": [OS error 28: No space left on device]'
+    told = reason(RuntimeError(text))
+    assert len(told) < 350
+    assert told.startswith("RESOURCE_EXHAUSTED") and told.endswith("... No space left on device")
+    assert reason(RuntimeError("No space left on device.\nmore")) == "No space left on device"
