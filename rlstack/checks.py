@@ -140,21 +140,15 @@ def place_of(source: BaseException | traceback.StackSummary, users: bool = False
     while isinstance(source, BaseException):
         lines += traceback.extract_tb(source.__traceback__)
         source = source.__cause__  # type: ignore[assignment]
-    own = [line for line in lines if _is_of_user(line)]
+    own = [x for x in lines if not any(part in f"{x.filename} {x.name}" for part in _OF_OTHERS)]
     last = own[-1:] if users else (own or lines)[-1:]
     return "".join(f"{x.filename}:{x.lineno}{': ' if x.line else ''}{x.line}" for x in last)
 
 
 _OF_OTHERS = (
-    *("site-packages", "dist-packages", "<frozen "),
+    *("site-packages", "dist-packages", "<frozen ", "<string> __"),  # methods of dataclasses
     *(file.rpartition("/")[0] + "/" for file in (traceback.__file__, __file__)),
 )
-
-
-def _is_of_user(line: traceback.FrameSummary) -> bool:
-    if line.filename == "<string>":  # generated, as methods of dataclasses are, or of python -c
-        return line.name == "<module>"
-    return not any(part in line.filename for part in _OF_OTHERS)
 
 
 def _mistake_in(config: Any, path: str) -> str:
