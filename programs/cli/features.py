@@ -176,7 +176,14 @@ def version_of(module: str) -> str:
 
 def owners(package: str) -> set[str]:
     """Returns the names of the installed distributions that have files in a package."""
-    return set(metadata.packages_distributions().get(package, ()))
+    if found := metadata.packages_distributions().get(package):
+        return set(found)
+    # CPython 3.10 knows only the packages of distributions with a file top_level.txt.
+    return {
+        one.metadata["Name"]
+        for one in metadata.distributions()
+        if any(file.parts[0] == package for file in one.files or ())
+    }
 
 
 def install(extras: Iterable[str]) -> str:

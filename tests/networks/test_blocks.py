@@ -273,8 +273,9 @@ def test_a_critic_computes_in_its_own_precision():
         critic = CriticConfig(hidden_sizes=(7,), dtype=dtypes[1] or "float32")
         cfg = NetworkConfig(hidden_sizes=(7,), dtype=dtypes[0], critic=critic)
         exact = dataclasses.replace(cfg, dtype="float32", critic=CriticConfig(hidden_sizes=(7,)))
-        params, output = run(actor_critic(VECTOR, ONE_OF_4, cfg), step)
-        _, expected = run(actor_critic(VECTOR, ONE_OF_4, exact), step, params)
+        with jax.disable_jit():  # older versions of XLA keep more precision than asked for
+            params, output = run(actor_critic(VECTOR, ONE_OF_4, cfg), step)
+            _, expected = run(actor_critic(VECTOR, ONE_OF_4, exact), step, params)
         off = [
             np.abs(np.asarray(x - y)).max() > 1e-6 for x, y in zip(output, expected, strict=True)
         ]

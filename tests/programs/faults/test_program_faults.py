@@ -170,7 +170,7 @@ def test_an_error_that_comes_back_at_once_ends_the_program_with_its_text(tmp_pat
     assert len(failures(tmp_path / "run")) <= 4  # ten restarts of each actor are allowed
     said = [line for line in out.getvalue().splitlines() if "restarts in" in line]
     assert said
-    reason = r"ArithmeticError: told to fail \(.*faulty\.py:\d+\); restarts in 0\.2 s"
+    reason = r"ArithmeticError: told to fail \(.*faulty\.py:\d+: raise .*\); restarts in 0\.2 s"
     assert all(re.search(reason, line) for line in said)
 
 
