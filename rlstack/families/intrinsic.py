@@ -58,6 +58,7 @@ from rlstack.math.episodic_novelty import (
     episodic_novelty,
     initial_memory,
 )
+from rlstack.math.recurrences import in_parallel
 from rlstack.math.running_statistics import (
     RunningStatistics,
     initial_statistics,
@@ -443,12 +444,8 @@ def discounted_sums(start: Array, amounts: Array, present: Array, discount: floa
     """
     factors = jnp.where(present, discount, 1.0).T.reshape(-1)
     amounts = jnp.where(present, amounts, 0.0).T.reshape(-1)
-
-    def after(x: tuple[Array, Array], y: tuple[Array, Array]) -> tuple[Array, Array]:
-        return x[0] * y[0], y[0] * x[1] + y[1]
-
-    shares, sums = jax.lax.associative_scan(after, (factors, amounts))
-    return (sums + shares * start).reshape(present.shape[::-1]).T
+    sums = in_parallel(factors, amounts.at[0].add(factors[0] * start))
+    return sums.reshape(present.shape[::-1]).T
 
 
 _BEFORE, _AFTER = slice(None, -1), slice(1, None)

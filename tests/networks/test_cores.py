@@ -9,9 +9,10 @@ import pytest
 from dm_env import specs
 
 from rlstack.configs.network import CriticConfig
+from rlstack.math.recurrences import in_parallel, linear_scan, step_by_step
 from rlstack.networks import NetworkConfig, actor_critic, q_network, recurrent
 from rlstack.networks.configured import core_of
-from rlstack.networks.scanned import hippo, in_loop, in_parallel, linear_scan
+from rlstack.networks.scanned import hippo
 from rlstack.types import TimeStep
 from tests.agent_cases import ONE_OF_4, VECTOR, assert_close, leaves_differ, quick_jit
 
@@ -251,7 +252,7 @@ def test_gradients_stay_finite_and_reach_back_over_many_steps(kind):
 
 def test_a_linear_recurrence_has_these_numbers_and_gradients():
     decay, inputs, state = (jnp.array(x, jnp.float32) for x in ([0.5, 0, 2], [1, 2, 3], 4))
-    for way in (in_loop, in_parallel):
+    for way in (step_by_step, in_parallel):
         folded = np.array([1 + 0.5 * 4, 2, 3], np.float32)
         np.testing.assert_array_equal(way(decay, folded, reverse=False), [3, 2, 7])
         np.testing.assert_array_equal(way(decay, inputs, reverse=True), [1 + 0.5 * 2, 2, 3])
@@ -285,7 +286,7 @@ def test_both_ways_of_a_recurrence_and_their_gradients_are_equal(length, shape):
     ours = jax.value_and_grad(lambda *x: jnp.square(jnp.abs(linear_scan(*x))).sum(), (0, 1, 2))(
         *given
     )
-    assert_close(ours, by(in_loop), rtol=1e-3, atol=1e-4)
+    assert_close(ours, by(step_by_step), rtol=1e-3, atol=1e-4)
     assert_close(ours, by(in_parallel), rtol=1e-3, atol=1e-4)
 
 
