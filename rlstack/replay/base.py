@@ -183,3 +183,25 @@ def explain_rule(cfg: ReplayConfig, rule: str, batch_size: int, counts: Counts) 
         f"would exceed samples_per_insert for {counts.inserts} inserts. Add more, or raise "
         "samples_per_insert or its tolerance.",
     }[rule]
+
+
+def checked_priorities(
+    where: str, keys: np.ndarray, priorities: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns keys ``[B]`` and priorities ``[B]`` float64 as arrays.
+
+    Raises:
+      ValueError: shapes or dtypes differ, or a priority is negative or not finite.
+    """
+    keys, priorities = np.asarray(keys), np.asarray(priorities, np.float64)
+    if keys.ndim != 1 or keys.shape != priorities.shape or keys.dtype.kind not in "iu":
+        raise ValueError(
+            f"{where}.update_priorities: keys must be [B] ints and priorities [B]; got "
+            f"{keys.dtype}{keys.shape} and {priorities.shape}."
+        )
+    if not (np.isfinite(priorities).all() and (priorities >= 0).all()):
+        raise ValueError(
+            f"{where}.update_priorities: priorities must be finite and at least 0; got "
+            f"{priorities.min()} to {priorities.max()}. Has the learner diverged?"
+        )
+    return keys, priorities

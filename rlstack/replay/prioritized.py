@@ -14,28 +14,6 @@ _FAN = 16  # children of a node; together they fill two cache lines
 _TOP = 4096  # largest top level; a draw computes its cumulative sum
 
 
-def checked_priorities(
-    where: str, keys: np.ndarray, priorities: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns keys ``[B]`` and priorities ``[B]`` float64 as arrays.
-
-    Raises:
-      ValueError: shapes or dtypes differ, or a priority is negative or not finite.
-    """
-    keys, priorities = np.asarray(keys), np.asarray(priorities, np.float64)
-    if keys.ndim != 1 or keys.shape != priorities.shape or keys.dtype.kind not in "iu":
-        raise ValueError(
-            f"{where}.update_priorities: keys must be [B] ints and priorities [B]; got "
-            f"{keys.dtype}{keys.shape} and {priorities.shape}."
-        )
-    if not (np.isfinite(priorities).all() and (priorities >= 0).all()):
-        raise ValueError(
-            f"{where}.update_priorities: priorities must be finite and at least 0; got "
-            f"{priorities.min()} to {priorities.max()}. Has the learner diverged?"
-        )
-    return keys, priorities
-
-
 def importance_weights(cfg: ReplayConfig, relative_probs: np.ndarray, drawn: int) -> np.ndarray:
     """Returns ``(N P(i))^-beta``, divided by the largest of the batch, [B] float32.
 

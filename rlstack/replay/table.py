@@ -17,6 +17,7 @@ from rlstack.replay.base import (
     ReplayTimeoutError,
     Sample,
     as_logs,
+    checked_priorities,
     exceeds_samples_per_insert,
     explain_rule,
 )
@@ -293,8 +294,6 @@ class ItemTable:
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
         """Sets priorities of items by their keys; ignores items no longer held."""
-        from rlstack.replay.prioritized import checked_priorities
-
         keys, priorities = checked_priorities(self._where, keys, priorities)
         self.sampler.update(keys.astype(np.int64), priorities)
 

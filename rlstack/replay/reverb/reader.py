@@ -16,10 +16,11 @@ from rlstack.replay.base import (
     ReplayTimeoutError,
     Sample,
     as_logs,
+    checked_priorities,
     exceeds_samples_per_insert,
     explain_rule,
 )
-from rlstack.replay.prioritized import PRIORITY_FLOOR, checked_priorities, importance_weights
+from rlstack.replay.prioritized import PRIORITY_FLOOR, importance_weights
 from rlstack.replay.reverb.binding import Client
 from rlstack.replay.reverb.client import (
     ITEMS,

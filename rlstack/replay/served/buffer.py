@@ -15,9 +15,15 @@ import jax
 import numpy as np
 
 from rlstack.configs.replay import ReplayConfig
-from rlstack.replay.base import LOOK_PERIOD, ReplayClosedError, ReplayTimeoutError, Sample, as_logs
+from rlstack.replay.base import (
+    LOOK_PERIOD,
+    ReplayClosedError,
+    ReplayTimeoutError,
+    Sample,
+    as_logs,
+    checked_priorities,
+)
 from rlstack.replay.memory import item_bytes
-from rlstack.replay.prioritized import checked_priorities
 from rlstack.replay.served import checkpoints
 from rlstack.replay.served.calls import (
     ANSWER,
