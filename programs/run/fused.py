@@ -403,15 +403,16 @@ class Fused(FusedRun):
             parts = Parts(experiment, env)
         super().__init__(experiment, parts)
         self._loop, self._phase = parts.loop, phase
+        keys = self.keys
         self._pace = Pace(experiment.fused.call_seconds)
         if self.division is None:
             evaluator = make_evaluator(experiment, env.spec)
             self._evaluate_with(evaluator)
             # The loop, its start and the evaluation compile at the same time.
-            shapes = jax.eval_shape(parts.agents[""].initial_params, self.keys.learner)
+            shapes = jax.eval_shape(parts.agents[""].initial_params, keys.learner)
             params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
             evaluating = in_thread(compile_evaluation, experiment, evaluator, params)
-        self._start()
+        self._start(keys)
         self._take(self._state.learning)
         if self.division is None:
             with phase("compiling the evaluation"):
@@ -428,10 +429,9 @@ class Fused(FusedRun):
                 cfg = member.cfg.history
                 self._versions[name] = Versions(cfg, self._learned[cfg.of].params)
 
-    def _start(self) -> None:
+    def _start(self, keys: Keys) -> None:
         """Makes the state of the loop, and starts to compile the loop."""
         start = CompiledQuickly(self._parts.begin)
-        keys = self.keys
         shapes = start.eval_shape(keys)
         placed = self._loop.shardings(shapes)
         # By default also the results go where the compiler wants them, and the next call compiles.
