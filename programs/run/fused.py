@@ -245,7 +245,7 @@ class FusedRun(PolicySet):
         return self._parts.by_name(self._parts.loop.log_names)
 
     def _history_of(self, name: str) -> str:
-        """Returns the policy whose versions a policy plays."""
+        """Returns the name of the learning policy whose earlier versions a policy plays."""
         assert self.division is not None
         return self.division.members[name].cfg.history.of
 
@@ -471,7 +471,7 @@ class Fused(FusedRun):
         """
         if not self._compiling.done():
             with self._phase("compiling the loop"):
-                checkpoint.load_libraries()  # meanwhile
+                checkpoint.load_libraries()  # while the thread compiles
                 self._compiling.result()
         most = min(self.experiment.updates or NO_LIMIT, NO_LIMIT)
         frames = min(self.until_due(periodic), NO_LIMIT // 2)

@@ -225,7 +225,7 @@ def _checked(spec: object, where: str, *, acting: bool = False) -> specs.Array:
 
 
 def _declared(env: gymnasium.Env, name: str) -> Any:
-    """Returns an attribute of an environment or of one that it wraps; None if there is none."""
+    """Returns an attribute of an environment, or of one that it wraps; None if none has it."""
     try:
         return env.get_wrapper_attr(name)
     except AttributeError:

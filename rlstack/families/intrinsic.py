@@ -93,13 +93,13 @@ class IntrinsicConfig(Checked):
     """Hyperparameters of the bonus, for the config of an agent with one."""
 
     bonus: Literal["rnd", "episodic", "ngu"] = "rnd"
-    """What is new. rnd: what the run has seen little of. episodic: what is unlike the earlier
-    observations of the episode. ngu: both."""
+    """Which observations get a bonus. rnd: those that are rare in the run. episodic: those that
+    differ from the earlier ones of the episode. ngu: both."""
     intrinsic_weight: float = 1.0
-    """Factor on the bonus; of PPO on its advantage."""
+    """Factor on the bonus. In PPO it multiplies the advantage of the bonus."""
     extrinsic_weight: float = 1.0
-    """Factor on the environment's rewards; of PPO on their advantage. 0 learns from the bonus
-    alone."""
+    """Factor on the environment's rewards. In PPO it multiplies their advantage. With 0 the agent
+    learns from the bonus alone."""
     intrinsic_discount: float = 0.99
     """Discount of the bonus in its value and in the sum that scales it."""
     predictor_share: float = 1.0

@@ -4,9 +4,9 @@ Step ``g`` of an environment is stored in row ``g % rows``. Items are windows of
 additional memory. If all windows start at multiples of a period that divides ``rows`` (fifo), a few
 rows at the end repeat the first rows. So a window never wraps around and can be returned as a view.
 
-A leaf whose spec is a `StartSpec`, a *start leaf*, is read at the first step of a window only. Its
-ring has a row for each step at which windows may start, which is one of every ``period`` steps. A
-window has one row of it.
+Learners read some leaves, the *start leaves*, at the first step of a window only. Their specs are
+of `StartSpec`. The ring of a start leaf has one row for every ``period`` steps, the step at which
+windows may start, and a window has one row of it.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class CostlyDm(dm_env.Environment):
 
 
 class CostlyGame:
-    """A game of two seats, whose extras differ by the seats' last actions."""
+    """A game of two seats. The cost in the extras of a seat depends on that seat's last action."""
 
     seats = ("one", "two")
     observation_spec, action_spec, extras_spec = OBSERVATION, ACTION, EXTRAS

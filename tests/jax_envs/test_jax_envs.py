@@ -157,7 +157,7 @@ def test_deep_sea_rewards_the_one_way_to_the_treasure():
 
 
 def test_a_toll_is_paid_by_those_who_pass():
-    """Those who pass all gates, none, and those with tolls up to 0.5 have 16, 0 and 8."""
+    """Returns are 16 for passing all gates, 0 for none, and 8 for tolls of at most 0.5."""
     with SyncEnv(Toll, 600, "jax") as env:
         timestep, policy = env.reset(), np.arange(600) % 3
         assert not timestep.extras["cost"].any()

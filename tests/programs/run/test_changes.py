@@ -160,7 +160,7 @@ def test_a_dataset_that_has_changed_is_refused(tmp_path):
 
 
 def test_a_checkpoint_without_fingerprints_is_read(tmp_path):
-    """As those of earlier versions, whose dataset cannot be compared."""
+    """Checkpoints of earlier versions have none either, so their datasets are not compared."""
     quiet(small(), tmp_path / "run")
     newest = checkpoint.latest(tmp_path / "run" / "checkpoints")
     assert checkpoint.read_metadata(newest)["run"]["datasets"] == {}
