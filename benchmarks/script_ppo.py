@@ -3,7 +3,7 @@
 It has the constants of the preset gymnax-cartpole-ppo, trains in one compiled function, and
 evaluates 20 greedy episodes in another. It imports nothing of rlstack.
 
-    python benchmarks/script_ppo.py RESULT.json
+    python benchmarks/script_ppo.py RESULT.json SEED
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def evaluate(params: Any, key: jax.Array) -> jax.Array:
 
 
 if __name__ == "__main__":
-    train_key, eval_key = jax.random.split(jax.random.PRNGKey(1))
+    train_key, eval_key = jax.random.split(jax.random.PRNGKey(int(sys.argv[2])))
     trained, losses = train(train_key)
     mean = float(evaluate(trained, eval_key).mean())
     Path(sys.argv[1]).write_text(json.dumps({"return": mean, "loss": float(losses[-1])}))
