@@ -22,12 +22,10 @@ from rlstack.programs.build.devices import check_devices
 from rlstack.programs.build.environments import check_opponents, environment_spec
 from rlstack.programs.build.hooks import check_hooks
 from rlstack.programs.build.replay import check_pace
-from rlstack.programs.build.restored import require_checkpoint
 from rlstack.programs.config.encoding import to_json
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.config.member_config import is_fixed
 from rlstack.programs.pictures.training_videos import check_videos
-from rlstack.programs.run.evaluation import evaluate as evaluate
 from rlstack.programs.run.host import HostLoop
 from rlstack.programs.run.run_session import Engine, RunSession, drive
 from rlstack.programs.session import failed_update, origin, signals
@@ -244,6 +242,8 @@ def earlier_run(
         _check(experiment)
         start_from = resume_point(directory)
         if not may_restart:
+            from rlstack.programs.build.restored import require_checkpoint
+
             start_from = require_checkpoint(directory, experiment, start_from)
         if start_from is not None:
             origin.check_datasets(directory, start_from)

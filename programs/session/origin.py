@@ -12,7 +12,6 @@ from typing import Any
 from rlstack.programs.session.run_config import CHANGEABLE
 from rlstack.programs.session.run_dir import RunDir, option_values
 from rlstack.storage import checkpoint, files
-from rlstack.storage.datasets import fingerprint, located
 
 _ENTRY = "run"  # key in a checkpoint's metadata; checkpoints of earlier versions lack it
 _SHOWN = 6  # changed options in a message
@@ -130,6 +129,8 @@ def _datasets(options: Mapping[str, Any]) -> dict[str, str]:
     found = {}
     for option, name in options.items():
         if name and (option == "data" or option.endswith("replay.demonstrations")):
+            from rlstack.storage.datasets import fingerprint, located
+
             with contextlib.suppress(ValueError, OSError):  # where it is read, it is an error
                 found[name] = fingerprint(located(name))
     return found

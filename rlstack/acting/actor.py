@@ -18,7 +18,7 @@ from rlstack.acting.step_processor import ProcessedSteps, Processor
 from rlstack.agent import Agent
 from rlstack.networks.base import dummy_timestep
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
-from rlstack.rpc import Node, Stop, StoppedError, client_of, codec, courier
+from rlstack.rpc import Node, Stop, StoppedError, client_of, is_client
 from rlstack.types import (
     EnvSpec,
     Logs,
@@ -168,10 +168,11 @@ class Actor(Node):
     def _local_inferencer(
         self, inferencer: InferencerLike, replay_buffer: ReplayWriter | None, rank: int | None
     ) -> InferencerLike:
-        if not courier.is_client(inferencer):
+        if not is_client(inferencer):
             return inferencer
         from rlstack.acting.inference_client import InferenceClient
         from rlstack.acting.inference_service import InferenceService
+        from rlstack.rpc import codec
 
         client = client_of(inferencer, InferenceService, name="inferencer")
         # Answers contain the agent's own records; the steps in replay are made of them.

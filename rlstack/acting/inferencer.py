@@ -24,11 +24,12 @@ from rlstack.acting.params import ParamsPuller, ParamsSource
 from rlstack.agent import Agent
 from rlstack.configs.acting import InferencerConfig
 from rlstack.exploration import Counts, RunCounts, with_env_ids, with_run_counts
-from rlstack.rpc import Node, Remote, RemoteObject, Stop, client_of, codec
+from rlstack.rpc import Node, Remote, Stop, client_of
 from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep
 
 if TYPE_CHECKING:
     from rlstack.acting.inference_service import InferenceService
+    from rlstack.rpc import RemoteObject
 
 _PATIENCE = 30.0  # seconds for which a learner in another node may be unreachable
 _LINGER = 1.0  # seconds for which a stopping service still answers, because its callers stop too
@@ -218,6 +219,8 @@ class Inferencer(Node):
         client = client_of(learner, {"get_params": Remote(idempotent=True)}, name="learner")
         if client is learner:
             return learner
+        from rlstack.rpc import codec
+
         key = jax.eval_shape(jax.random.PRNGKey, 0)
         codec.register_records((jax.eval_shape(agent.initial_params, key), agent.obs_spec))
         puller = ParamsPuller(client, patience=_PATIENCE)

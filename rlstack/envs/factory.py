@@ -11,7 +11,6 @@ from rlstack.envs.adapters import EnvBuilder
 from rlstack.envs.backend import Backend, PoolConfig
 from rlstack.envs.cpp import library
 from rlstack.envs.cpp.backend import CppBackend
-from rlstack.envs.seats import cpp_games
 from rlstack.imports import versions
 from rlstack.references import did_you_mean, import_named, load_object
 
@@ -59,8 +58,11 @@ def make_backend(name_or_builder: str | EnvBuilder, type_: str, config: PoolConf
         return load_object(_JAX)(name_or_builder, config)
     if type_ in ("auto", "async", "cpp") and named and name_or_builder in library.names():
         name = str(name_or_builder)
-        several = len(cpp_games.seats(name, config.options)) > 1
-        return (cpp_games.CppGames if several else CppBackend)(name, config)
+        if len(library.seats(name, config.options)) == 1:
+            return CppBackend(name, config)
+        from rlstack.envs.seats.cpp_games import CppGames
+
+        return CppGames(name, config)
     if type_ == "cpp":
         if not named:
             raise WrongKindError(

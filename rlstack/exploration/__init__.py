@@ -10,11 +10,14 @@ Evaluation runs the same agent with ``Greedy`` instead of its policy, and frozen
 
 Pure.
 
-May import: rlstack, rlstack.configs, rlstack.distributions.
+May import: rlstack, rlstack.configs, rlstack.distributions, rlstack.imports.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from rlstack.configs.exploration import PolicyConfig
-from rlstack.exploration.configured import make_policy
 from rlstack.exploration.policies import (
     After,
     EpsilonGreedy,
@@ -42,7 +45,11 @@ from rlstack.exploration.schedules import (
     with_env_ids,
     with_run_counts,
 )
-from rlstack.exploration.warm_up import WarmUp
+from rlstack.imports.deferred import on_first_use
+
+if TYPE_CHECKING:
+    from rlstack.exploration.configured import make_policy
+    from rlstack.exploration.warm_up import WarmUp
 
 __all__ = [
     "After",
@@ -72,3 +79,6 @@ __all__ = [
     "with_env_ids",
     "with_run_counts",
 ]
+
+# What agents that sample their policy do not need.
+__getattr__ = on_first_use(__name__, {"WarmUp": "warm_up", "make_policy": "configured"})

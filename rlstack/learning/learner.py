@@ -22,7 +22,6 @@ from rlstack.agent import Agent, EpochAgent
 from rlstack.configs.learner import LearnerConfig
 from rlstack.devices.placement import Placement
 from rlstack.learning.update import OneCall, Update, Updated, in_thread
-from rlstack.networks import in_parts
 from rlstack.random.compiled_quickly import CompiledQuickly
 from rlstack.replay import ReplayClosedError
 from rlstack.rpc import Node, Stop, remote
@@ -61,6 +60,8 @@ def in_micro_batches(agent: Agent, cfg: LearnerConfig) -> Agent:
     """Returns the agent as it learns; raises what `rlstack.networks.in_parts` raises."""
     if cfg.micro_batches == 1:
         return agent
+    from rlstack.networks import in_parts
+
     return agent.with_network(lambda network: in_parts(network, cfg.micro_batches))
 
 

@@ -36,7 +36,6 @@ from rlstack.networks.base import (
 from rlstack.networks.layers.convolution import Conv2D
 from rlstack.networks.layers.dense import BatchNorm, SpectralLinear
 from rlstack.networks.layers.linear import NoisyLinear
-from rlstack.networks.micro_batches import in_parts
 from rlstack.networks.policy_and_critic import (
     CriticInput,
     PolicyAndCritic,
@@ -68,6 +67,7 @@ from rlstack.networks.torsos import (
 
 if TYPE_CHECKING:
     from rlstack.networks.adapters import from_equinox, from_flax
+    from rlstack.networks.micro_batches import in_parts
     from rlstack.networks.ragged.transformer import ragged_policy, ragged_transformer
 
 # JAX needs LAPACK for orthogonal initial weights, and takes it from two modules of this package.
@@ -127,6 +127,7 @@ __getattr__ = on_first_use(
     {
         "from_equinox": "adapters",
         "from_flax": "adapters",
+        "in_parts": "micro_batches",
         "ragged_policy": "ragged.transformer",
         "ragged_transformer": "ragged.transformer",
     },

@@ -1,22 +1,23 @@
 """Calls to other nodes, with trees of arrays as arguments and results.
 
 A class marks its remote methods with `remote`, `serve` answers calls for an object of the class,
-and a `RemoteObject` makes the calls.
+and a `RemoteObject` makes the calls. What sends and answers calls is imported when it is first
+used.
 
-May import: rlstack.
+May import: rlstack, rlstack.imports.
 """
 
-from rlstack.rpc.calls import RemoteObject, serve
-from rlstack.rpc.codec import register
-from rlstack.rpc.node import Node, Stop, StoppedError, client_of
-from rlstack.rpc.service import (
-    ClosedError,
-    Remote,
-    RemoteError,
-    Service,
-    UnavailableError,
-    remote,
-)
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlstack.imports.deferred import on_first_use
+from rlstack.rpc.node import Node, Remote, Stop, StoppedError, client_of, is_client, remote
+
+if TYPE_CHECKING:
+    from rlstack.rpc.calls import RemoteObject, serve
+    from rlstack.rpc.codec import register
+    from rlstack.rpc.service import ClosedError, RemoteError, Service, UnavailableError
 
 __all__ = [
     "ClosedError",
@@ -29,7 +30,21 @@ __all__ = [
     "StoppedError",
     "UnavailableError",
     "client_of",
+    "is_client",
     "register",
     "remote",
     "serve",
 ]
+
+__getattr__ = on_first_use(
+    __name__,
+    {
+        "RemoteObject": "calls",
+        "serve": "calls",
+        "register": "codec",
+        "ClosedError": "service",
+        "RemoteError": "service",
+        "Service": "service",
+        "UnavailableError": "service",
+    },
+)

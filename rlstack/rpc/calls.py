@@ -27,14 +27,14 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlstack.rpc import codec, courier, transports, versions
+from rlstack.rpc import codec, transports, versions
+from rlstack.rpc.node import Interface, is_client
 from rlstack.rpc.service import (
     ERROR,
     HELLO,
     OK,
     RESTARTED,
     ClosedError,
-    Interface,
     RemoteError,
     Service,
     UnavailableError,
@@ -97,9 +97,7 @@ class RemoteObject:
           likes: method name -> an example of its answers, for ``codec.decode(like=)``.
           find: returns the node's current address, or ""; called when the node does not answer.
         """
-        self._address = (
-            f"courier://{address.address}" if courier.is_client(address) else str(address)
-        )
+        self._address = f"courier://{address.address}" if is_client(address) else str(address)
         self._methods = methods_of(interface)
         if timeout <= 0 or retries < 0:
             raise ValueError(

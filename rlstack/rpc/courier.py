@@ -10,7 +10,6 @@ import contextlib
 import datetime
 import functools
 import queue
-import sys
 import threading
 import weakref
 from typing import Any
@@ -151,12 +150,6 @@ def program_stop_event() -> threading.Event:
     import launchpad
 
     return launchpad.stop_event()
-
-
-def is_client(x: object) -> bool:
-    """Whether `x` is a ``courier.Client``; imports nothing."""
-    courier = sys.modules.get("courier")
-    return courier is not None and isinstance(x, courier.Client)
 
 
 _retired: list[Channel] = []  # unused channels to free

@@ -24,33 +24,22 @@ import secrets
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from rlstack.checks import place_of
 from rlstack.rpc import codec, versions
+from rlstack.rpc.node import REMOTE_MARK, Interface, Remote
 
 OK, ERROR, RESTARTED = 0, 1, 2  # the first entry of an answer
 HELLO = "rpc_hello"  # returns the incarnation; Courier's node hides names with a leading _
-_MARK = "_remote_method"
 _PASSED_ON = ("run", "set_courier_server")  # Launchpad calls these in the node; never remote
 _MAX_TRACEBACK = 20_000  # characters
 _ANSWERS_KEPT = 600.0  # seconds after a client's last call; no call is repeated after so long
 _NUMBERS_KEPT = 86_400.0  # seconds; a message that comes later is not recognised as a repetition
 _MAX_CLIENTS = 100_000
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-class Remote(NamedTuple):
-    """The rules of a remote method."""
-
-    idempotent: bool = False  # running it twice has the effect of running it once
-    prompt: bool = False  # it does not block, so that other calls can wait until it returns
-
-
-Interface = Mapping[str, Remote] | type
 # The incarnation that may run it, the client's id, the call's number, the number below which all
 # calls are acknowledged, and the arguments.
 Request = tuple[int, int, int, int, tuple, dict[str, Any]]
@@ -86,24 +75,6 @@ class ClosedError(RuntimeError):
     """The `RemoteObject` was closed before or during the call."""
 
 
-def remote(*, idempotent: bool = False, prompt: bool = False) -> Callable[[Function], Function]:
-    """Marks a method as one that other nodes may call.
-
-    Args:
-      idempotent: whether running the method twice has the effect of running it once. Then its
-          answers are not kept.
-      prompt: whether the method does not block, for example because it returns a future. Then
-          requests that come together may be served by one thread, one after the other, which is
-          cheaper than waking a thread for each.
-    """
-
-    def mark(function: Function) -> Function:
-        setattr(function, _MARK, Remote(idempotent, prompt))
-        return function
-
-    return mark
-
-
 def methods_of(interface: Interface) -> dict[str, Remote]:
     """Returns the remote methods by name; for a class, the marked ones, including inherited ones.
 
@@ -112,10 +83,10 @@ def methods_of(interface: Interface) -> dict[str, Remote]:
     """
     if isinstance(interface, type):
         methods = {
-            name: getattr(member, _MARK)
+            name: getattr(member, REMOTE_MARK)
             for cls in reversed(interface.__mro__)
             for name, member in vars(cls).items()
-            if hasattr(member, _MARK)
+            if hasattr(member, REMOTE_MARK)
         }
     else:
         methods = dict(interface)

@@ -14,7 +14,6 @@ from rlstack.configs.normalisation import NormalisationConfig
 from rlstack.envs.cpp import library
 from rlstack.envs.factory import resolve
 from rlstack.envs.pool import SyncEnv
-from rlstack.envs.seats import cpp_games
 from rlstack.envs.seats.views import SharedPool
 from rlstack.exploration import RunCounts
 from rlstack.programs.build import opponents
@@ -259,7 +258,7 @@ def seat_names(cfg: EnvConfig) -> tuple[str, ...]:
         options = {name: value for name, value in cfg.options.items() if name not in SHOWN}
         return tuple(getattr(make_jax_env(cfg.name, options), "seats", ("0",)))
     if ":" not in cfg.name and cfg.type in ("auto", "cpp") and cfg.name in library.names():
-        return cpp_games.seats(cfg.name, cfg.options)
+        return library.seats(cfg.name, cfg.options)
     if ":" in cfg.name and not cfg.name.startswith("rust:"):
         named = getattr(resolve(cfg.name), "seats", None)
         if callable(named):

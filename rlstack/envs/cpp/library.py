@@ -8,7 +8,9 @@ drawn.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from types import ModuleType
+from typing import Any
 
 from rlstack.imports.deferred import deferred
 
@@ -50,3 +52,27 @@ def names() -> list[str]:
     """
     envpool = load()
     return [] if envpool is None else list(envpool.list_all_envs())
+
+
+def seats(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns a name for each seat of an environment of EnvPool; one for an environment of one.
+
+    Args:
+      name: an EnvPool id.
+      options: options of the environment.
+
+    Raises:
+      ValueError: an option changes the number of agents, which EnvPool would not survive.
+    """
+    envpool = load()
+    # What EnvPool registers for a name. `make_spec` would tell too, but takes 80 ms for Atari.
+    registered = envpool.registration.registry.specs[name][2] if envpool else {}
+    config = {**registered, **options}
+    players = config.get("max_num_players", 1)
+    agents = config.get("n_agents", players)
+    if agents != players:
+        raise ValueError(
+            f"EnvPool: {name} must have the number of agents in its name, {players}; got "
+            f"n_agents={agents}. Leave n_agents out, or use the name of another game."
+        )
+    return tuple(f"player_{i}" for i in range(players)) if players > 1 else ("0",)

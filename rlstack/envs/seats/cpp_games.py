@@ -35,30 +35,6 @@ from rlstack.types import EnvSpec, PyTree, StepType, TimeStep
 _ENV_IDS, _PLAYERS_ENV_IDS = "env_id", "players.env_id"  # EnvPool's names of what all actions have
 
 
-def seats(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns a name for each seat of an environment of EnvPool; one for an environment of one.
-
-    Args:
-      name: an EnvPool id.
-      options: options of the environment.
-
-    Raises:
-      ValueError: an option changes the number of agents, which EnvPool would not survive.
-    """
-    envpool = library.load()
-    # What EnvPool registers for a name. `make_spec` would tell too, but takes 80 ms for Atari.
-    registered = envpool.registration.registry.specs[name][2] if envpool else {}
-    config = {**registered, **options}
-    players = config.get("max_num_players", 1)
-    agents = config.get("n_agents", players)
-    if agents != players:
-        raise ValueError(
-            f"EnvPool: {name} must have the number of agents in its name, {players}; got "
-            f"n_agents={agents}. Leave n_agents out, or use the name of another game."
-        )
-    return tuple(f"player_{i}" for i in range(players)) if players > 1 else ("0",)
-
-
 class CppGames:
     """A pool of EnvPool's games; see ``rlstack.envs.backend.Backend``.
 
@@ -91,7 +67,7 @@ class CppGames:
                 f"EnvPool: {name}: all seats of a game step together, so a batch must have all "
                 f"{config.size} rows; got wait_num={config.wait_num}. Use wait_num 0."
             )
-        self._seats = seats(name, options)
+        self._seats = library.seats(name, options)
         # A pool that is made for its specs may have fewer rows than a game has seats.
         self._games = -(-config.size // len(self._seats))
         config = dataclasses.replace(

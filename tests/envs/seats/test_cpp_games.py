@@ -6,7 +6,6 @@ import pytest
 from rlstack.checks import EnvError
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.envs.cpp import library
-from rlstack.envs.seats import cpp_games
 from rlstack.types import StepType
 
 TOGETHER, IN_TURN = "MarlGrid-2AgentEmpty9x9-v0", "TicTacToe-v1"
@@ -124,7 +123,7 @@ def test_every_game_of_several_players_can_be_played_by_its_masks():
     assert {TOGETHER, IN_TURN} < set(names)
     rng, over = np.random.default_rng(2), set()
     for name in names:
-        number = len(cpp_games.seats(name, {}))
+        number = len(library.seats(name, {}))
         with SyncEnv(name, 2 * number, seed=1, num_workers=1) as pool:
             step, spec = pool.reset(), pool.spec
             for _ in range(30):
@@ -169,5 +168,5 @@ def test_pools_that_cannot_be_are_refused():
         SyncEnv(TOGETHER, 2, options={"n_agents": 3})
     with pytest.raises(ValueError, match="CppBackend: EnvPool must have"):
         SyncEnv(IN_TURN, 2, options={"colour": 3})
-    assert cpp_games.seats("CartPole-v1", {}) == ("0",)
-    assert cpp_games.seats(TOGETHER, {"seat_index": True}) == ("player_0", "player_1")
+    assert library.seats("CartPole-v1", {}) == ("0",)
+    assert library.seats(TOGETHER, {"seat_index": True}) == ("player_0", "player_1")
