@@ -26,6 +26,7 @@ from tests.envs import costly
 from tests.programs import running
 
 pytestmark = pytest.mark.timeout(180)
+_LATER = [pytest.mark.slow, pytest.mark.chosen]
 QUEUE = ReplayConfig(sampler="fifo", batch_size=4, unroll_length=8, max_size=8)
 TABLE = ReplayConfig(
     sampler="uniform",
@@ -75,6 +76,8 @@ def test_the_learner_gets_the_extras_that_the_environments_made(name, tmp_path):
     assert lines[-1]["learner/loss"] < 1  # it is about 9 for costs of 0
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_agents_go_on_after_a_resume(tmp_path):
     experiment = costs(*PLACES["single_process-uniform"])
     running.run(dataclasses.replace(experiment, frames=600), tmp_path / "run")
@@ -129,8 +132,8 @@ def asymmetric(name, topology, kind, env):
     ("name", "topology"),
     [
         ("sac", "single_process"),
-        ("ppo-recurrent", "distributed"),
-        ("ppo", "fused"),
+        pytest.param("ppo-recurrent", "distributed", marks=_LATER),
+        pytest.param("ppo", "fused", marks=_LATER),
         pytest.param("sac", "fused", marks=pytest.mark.slow),
         pytest.param("ppo-recurrent", "fused", marks=pytest.mark.slow),
     ],

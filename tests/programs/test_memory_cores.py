@@ -70,13 +70,12 @@ def run(experiment, directory):
     return train.run(experiment, directory, stream=io.StringIO())
 
 
-PAIRS = [
-    pytest.param(agent, core, marks=[] if (agent, core) == ("ppo", "mingru") else _LATER)
-    for agent in AGENTS
-    for core in CORES
-]
+PAIRS = [(agent, core) for agent in AGENTS for core in CORES]
+QUICK_CORES = [pytest.param(core, marks=[] if core == "mingru" else _LATER) for core in CORES]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(("agent", "core"), PAIRS)
 def test_a_resumed_run_in_one_program_equals_one_that_was_not_interrupted(tmp_path, agent, core):
     run(catch(agent, core, topology="fused", updates=6), tmp_path / "half")
@@ -90,7 +89,7 @@ def test_a_resumed_run_in_one_program_equals_one_that_was_not_interrupted(tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.chosen
-@pytest.mark.parametrize(("agent", "core"), [pair.values for pair in PAIRS])
+@pytest.mark.parametrize(("agent", "core"), PAIRS)
 def test_a_single_process_learns_what_one_program_learns(tmp_path, agent, core):
     for topology in ("fused", "single_process"):
         updates = 4 if agent != "r2d2" else None
@@ -103,7 +102,7 @@ def test_a_single_process_learns_what_one_program_learns(tmp_path, agent, core):
             np.testing.assert_allclose(one, other, atol=1e-4)
 
 
-@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("core", QUICK_CORES)
 @pytest.mark.parametrize(
     "topology", ["light_env", *(pytest.param(name, marks=_LATER) for name in TOPOLOGIES[::2])]
 )
@@ -118,7 +117,7 @@ def test_actors_and_inference_services_keep_the_state(tmp_path, topology, core):
     assert abs(series(tmp_path / "run", "learner/kl")[0]) < 0.05
 
 
-@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("core", QUICK_CORES)
 def test_the_function_that_is_exported_acts_as_the_loaded_policy(tmp_path, core):
     experiment = dataclasses.replace(recurrent("single_process"), network=CORES[core])
     untrained(experiment, tmp_path)

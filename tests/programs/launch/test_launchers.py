@@ -137,6 +137,7 @@ def test_a_launcher_that_was_stopped_is_killed_after_the_time_to_save(tmp_path, 
     launcher = subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE, start_new_session=True)
     monkeypatch.setattr(processes, "_has_launched", lambda _: True)
     launcher.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, launcher.pid, os.WSTOPPED | os.WNOWAIT)  # until then SIGTERM would end it
     signals = StopSignals()
     signals.received = signal.SIGTERM
     assert processes._supervise(RunDir(tmp_path), launcher, free_address(), signals, Display())

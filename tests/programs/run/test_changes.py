@@ -52,7 +52,17 @@ def dqn():
     return dataclasses.replace(base, replay=replay, evaluator=BRIEF, frames=600)
 
 
-@pytest.mark.parametrize("make", [small, dqn, lambda: fused.ppo(updates=4)])
+_LATER = [pytest.mark.slow, pytest.mark.chosen]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        small,
+        pytest.param(dqn, marks=_LATER),
+        pytest.param(lambda: fused.ppo(updates=4), marks=_LATER, id="fused"),
+    ],
+)
 def test_a_resumed_run_learns_the_same_with_other_logs_and_evaluations(tmp_path, make):
     experiment = make()
     quiet(dataclasses.replace(experiment, evaluator=BRIEF), tmp_path / "one")
