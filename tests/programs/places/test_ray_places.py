@@ -8,10 +8,12 @@ from tests.programs.places.test_places import DISTRIBUTED, NODES, check_node, id
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.chosen, pytest.mark.timeout(180, method="thread")]
 # In the learner's node, a service's and an actor's.
-CHOSEN = [case for case in NODES if case[1].slot in ("loss", "actor_step", "env_step")]
+CHOSEN = {
+    case[1].slot: case for case in NODES if case[1].slot in ("loss", "actor_step", "env_step")
+}
 
 
-@pytest.mark.parametrize(("file", "mistake"), CHOSEN, ids=ids)
+@pytest.mark.parametrize(("file", "mistake"), CHOSEN.values(), ids=ids)
 def test_in_processes_of_a_cluster(tmp_path, monkeypatch, capsys, hosts, file, mistake):
     more = f"{DISTRIBUTED} --launch ray --ray-address {hosts.address}".split()
     check_node(*message(tmp_path, monkeypatch, capsys, file, mistake, *more), mistake)
