@@ -105,7 +105,7 @@ def _takes(hint: Any, words: Sequence[str]) -> bool:
         return len(words) == 1 and words[0] in map(str, typing.get_args(hint))
     if hint not in (bool, int, float):
         return True
-    convert = {bool: ("False", "True").index, int: whole_number, float: float}[hint]
+    convert: Any = {bool: ("False", "True").index, int: whole_number, float: float}[hint]
     try:
         (word,) = words
         convert(word)
