@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from rlstack.programs.cli import env_options, help
+from rlstack.programs.cli import early_options, env_options, help
 from rlstack.programs.cli.options import UsageError, parse
 from rlstack.programs.config.encoding import from_json
 from rlstack.programs.config.experiment import Experiment, agents_of
@@ -100,10 +100,13 @@ def read(
       UsageError: an argument is wrong.
       ValueError: there is no such preset or file, or an option does not take its value.
     """
+    prog, words = f"rlstack {command} {name}", _expanded(args, short)
+    if not (modules or help.asked(words)):
+        early_options.check(prog, name, words, options)
     base = _base(name, modules)
     from rlstack.programs.cli import component_options  # with JAX, after the name is known
 
-    prog, about = f"rlstack {command} {name}", describe(name)
+    about = describe(name)
 
     def parsed(args: Sequence[str], default: T) -> T:
         with agents_of(getattr(default, dataclasses.fields(made)[0].name)):
@@ -117,7 +120,7 @@ def read(
             )
 
     made: Any = options  # its first argument is the experiment
-    rest, experiment = env_options.join(_expanded(args, short), base)
+    rest, experiment = env_options.join(words, base)
     if help.asked(rest):
         default = made(component_options.fill_all(experiment))
         with agents_of(getattr(default, dataclasses.fields(made)[0].name)):

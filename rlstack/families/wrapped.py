@@ -99,17 +99,22 @@ class Wrapped(Agent):
 
 
 class WrappedEpochs(Wrapped, EpochAgent):
-    """Calls the same methods of another agent that learns in epochs.
-
-    A subclass that changes one of these, rather than ``learner_step``, needs
-    ``learner_step = EpochAgent.learner_step``.
-    """
+    """Calls the same methods of another agent that learns in epochs."""
 
     agent: EpochAgent
 
     def __init__(self, agent: EpochAgent, *others: Any) -> None:
         super().__init__(agent, *others)
         self.may_stop = agent.may_stop
+
+    def learner_step(
+        self, params: Params, learner_state: LearnerState, batch: Batch
+    ) -> tuple[Params, LearnerState, LearnerOutput]:
+        """Calls the same method of the agent, or its parts here if a subclass changes one."""
+        parts = ("prepare", "update", "batch_logs", "stops_at", "finish")
+        if any(getattr(type(self), part) is not getattr(WrappedEpochs, part) for part in parts):
+            return EpochAgent.learner_step(self, params, learner_state, batch)
+        return self.agent.learner_step(params, learner_state, batch)
 
     def prepare(
         self, params: Params, learner_state: LearnerState, batch: Batch

@@ -1,6 +1,7 @@
 """Every page is correct: each block runs as written, and everything that it names exists."""
 
 import ast
+import dataclasses
 import inspect
 import re
 
@@ -8,7 +9,19 @@ import pytest
 
 from rlstack import stateful_params
 from rlstack.agent import EpochAgent
+from rlstack.checks import hints_of_class
 from rlstack.programs.__main__ import USAGE
+from rlstack.programs.cli import (
+    early_options,
+    finished,
+    presets,
+    serve,
+    status,
+    sweep,
+    train,
+)
+from rlstack.programs.cli.options import UsageError
+from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.config.presets import PRESETS
 from tests.docs.pages import BLOCKS, PAGES, ROOT, blocks, code_spans, commands, section, text_of
 
@@ -119,6 +132,44 @@ def test_every_command_and_preset_exists():
     trained = re.findall(r"\brlstack train ([a-z][\w-]*)(?![\w/-])(.*)", "\n".join(words))
     # The module of a page's own preset is named by --module; the page's test runs the command.
     assert {name for name, options in trained if "--module" not in options} <= set(PRESETS)
+
+
+def options_of(kind, prefix="--"):
+    """The names of the options of a command with this dataclass."""
+    for name, hint in hints_of_class(kind).items():
+        option = prefix + name.replace("_", "-")
+        inner = dataclasses.is_dataclass(hint) and hint is not Experiment
+        yield from options_of(hint, f"{option}.") if inner else [option]
+
+
+def test_every_option_in_a_block_exists():
+    kinds = {name: getattr(finished, f"_{name.title()}Options") for name in
+             ("eval", "diff", "report", "record", "play", "watch", "export", "rerun")}  # fmt: skip
+    kinds |= {"presets": presets._PresetsOptions, "serve": serve._ServeOptions}
+    kinds |= {"top": status._TopOptions, "dashboard": status._DashboardOptions}
+    seen = set()
+    lines = [line for block in BLOCKS if block.language == "sh" for line in commands(block.text)]
+    for line in lines:
+        for command, rest in re.findall(r"\brlstack (\w+) ([^|;&#>]*)", line):
+            words = rest.split()
+            given = {word.partition("=")[0] for word in words if word.startswith("--")} - {
+                *("--module", "--vary", "--space", "--help", "--help-all", "--logger"),
+            }
+            seen |= {(command, option) for option in given}
+            study = {"train": train, "sweep": sweep}.get(command)
+            if study is not None and "--resume" in given:
+                assert given <= set(options_of(study._ResumeOptions)), line
+            elif study is not None and words[0] in PRESETS:
+                kind = study._TrainOptions if study is train else study._SweepOptions
+                short = train._SHORT_OPTIONS
+                full = [short.get(option, option) for option in sorted(given)]
+                try:
+                    early_options.check("rlstack", words[0], full, kind)
+                except UsageError as error:  # these have no values
+                    assert "there is no option" not in str(error), line
+            elif command in kinds:
+                assert given <= set(options_of(kinds[command])), line
+    assert len(seen) > 80
 
 
 def test_every_path_in_the_architecture_exists():

@@ -57,6 +57,27 @@ def test_a_wrapper_without_changes_acts_and_learns_as_its_agent(kind, wrapper):
     assert jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), found, wanted))
 
 
+class FirstMinibatch(WrappedEpochs):
+    """An example of a wrapper that changes a part of an update."""
+
+    def prepare(self, params, learner_state, batch):
+        learner_state, rows, schedule = super().prepare(params, learner_state, batch)
+        return learner_state, rows, schedule[:1]
+
+
+def test_a_wrapper_that_changes_a_part_of_an_update_learns_from_its_part():
+    inner = plain("ppo", VECTOR)
+    params = inner.initial_params(jax.random.PRNGKey(0))
+    state = inner.initial_learner_state(jax.random.PRNGKey(1), params)
+    batch = data(inner, params, step_types())
+    found, _, _ = quick_jit(FirstMinibatch(inner).learner_step)(params, state, batch)
+    prepared, rows, schedule = inner.prepare(params, state, batch)
+    assert len(schedule) > 1
+    minibatch = jax.tree.map(lambda x: jnp.asarray(x)[schedule[0]], rows)
+    wanted, _, _ = quick_jit(inner.update)(params, prepared, minibatch)
+    assert_close(found, wanted)
+
+
 def test_a_wrapper_is_made_again_with_its_arguments():
     networks = []
 

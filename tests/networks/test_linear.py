@@ -10,6 +10,7 @@ import pytest
 
 from rlstack.networks.layers import forms
 from rlstack.networks.layers.linear import Linear
+from rlstack.networks.layers.products import multiply
 
 own_forms = pytest.mark.skipif(forms.plain_only(), reason="JAX 0.5 has the plain form only")
 
@@ -126,3 +127,12 @@ def _form(apply, params, x):
     names = "_by_output", "_copied_inputs", "_copied_outputs"
     text = str(jax.make_jaxpr(apply)(params, x))
     return next((name for name in names if f"{name}\n" in text), "")
+
+
+@own_forms
+def test_a_batch_of_any_size_is_one_product_as_converters_know_it():
+    (rows,) = jax.export.symbolic_shape("batch")
+    x, w = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((rows, 64), (64, 2)))
+    jaxpr = jax.make_jaxpr(multiply)(x, w)
+    assert jaxpr.out_avals[0].shape == (rows, 2)
+    assert [equation.primitive.name for equation in jaxpr.eqns] == ["dot_general"]

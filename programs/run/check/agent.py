@@ -26,6 +26,7 @@ from rlstack.agent import Agent
 from rlstack.checks import no_exits
 from rlstack.configs.normalisation import NormalisationConfig
 from rlstack.configs.replay import ReplayConfig
+from rlstack.families.intrinsic import Intrinsic
 from rlstack.families.wrapped import Wrapped
 from rlstack.networks.torsos import action_mask
 from rlstack.programs.build.agent import make_agent
@@ -108,9 +109,11 @@ class _Subject:
             self._shown = self._play(env)
         self.initial = self.params, self.learner_state
         self._warm_up()
-        self.own = self.agent
-        while isinstance(self.own, Wrapped):
-            self.own = self.own.agent
+        self.parts = [self.agent]
+        while isinstance(self.parts[-1], Wrapped):
+            self.parts.append(self.parts[-1].agent)
+        users = (part for part in self.parts if not type(part).__module__.startswith("rlstack."))
+        self.own = next(users, self.parts[-1])
 
     def _play(self, env: Any) -> list[PyTree]:
         """Returns observations and extras ``[B, ...]`` of as many steps as a rule needs."""
@@ -512,11 +515,14 @@ def _termination(s: _Subject) -> None:
     _uses_discount(s)
     if has_state(s.agent.network):
         raise NotApplicableError("the network has statistics of all steps of a batch.")
+    if any(isinstance(part, Intrinsic) for part in s.parts):
+        raise NotApplicableError("the bonus of a transition depends on the observation after it.")
     if found := s.changed(_other_end(s, s.batch)):
         raise s.fail(
             "learner_step",
             "must not bootstrap from the last observation of a terminated episode, whose discount "
-            f"is 0; it changed {found}.",
+            f"is 0; it changed {found}. A bonus that the agent adds for that observation changes it"
+            " too, and is right.",
         )
 
 

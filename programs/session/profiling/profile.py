@@ -28,6 +28,7 @@ from rlstack.programs.session.run_dir import RunDir
 ACTING, ENVIRONMENTS = "computing actions", "waiting for environments"
 WRITING, DRAWING, LEARNING = "writing to the replay", "drawing batches", "updates"
 COMPILED, SERVING = "the compiled program", "waiting for requests"
+EVALUATING = "evaluations"
 OTHER = "other"
 # Traces of one program: JAX has one profiler in a process, and many actors do the same.
 _TRACED = re.compile(r"(learner|\w+/0|single_process|fused)")
@@ -122,7 +123,7 @@ class Profile:
         if windows := getattr(engine, "windows", None):  # of recorded data
             self.time(windows, sample=DRAWING)
             self.time(engine.learner, step=LEARNING)
-        self.time(engine, call=COMPILED)
+        self.time(engine, call=COMPILED, evaluate=EVALUATING)
 
     def _timed(self, method: Callable[..., Any], label: str) -> Callable[..., Any]:
         @functools.wraps(method)

@@ -11,6 +11,7 @@ from rlstack.programs.session.profiling.profile import (
     COMPILED,
     DRAWING,
     ENVIRONMENTS,
+    EVALUATING,
     LEARNING,
     OTHER,
     SERVING,
@@ -49,6 +50,7 @@ _ADVICE = {
     "smaller network, fewer epochs, or an accelerator (docs/devices.md).",
     SERVING: "The service waits: actors or the learner limit the speed.",
     COMPILED: "Acting, environments and updates are one function; the trace shows its operations.",
+    EVALUATING: "Profile other updates, or evaluate less often (--evaluator.period).",
     OTHER: "The trace shows it.",
 }
 

@@ -167,7 +167,7 @@ def _markdown(report: Report) -> str:
 def _latex(report: Report) -> str:
     parts = [
         "% Written by rlstack report --paper. The preamble needs:\n"
-        "% \\usepackage{pgfplots} \\usepgfplotslibrary{fillbetween}"
+        "% \\usepackage{pgfplots} \\pgfplotsset{compat=newest} \\usepgfplotslibrary{fillbetween}"
     ]
     for title, table in _sections(report):
         if table[1]:
@@ -178,6 +178,9 @@ def _latex(report: Report) -> str:
 
 
 def _float(kind: str, title: str, body: str) -> str:
+    # graphicx, which pgfplots loads, makes what is wider than the text as wide as the text.
+    width = "\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi"
+    body = f"\\resizebox{{{width}}}{{!}}{{%\n{body}}}"
     return (
         f"\\begin{{{kind}}}\n\\centering\n{body}\n\\caption{{{tables.escaped(title)}.}}\n"
         f"\\end{{{kind}}}"

@@ -40,7 +40,15 @@ _CSV = (
     *("method", "other", "task", "scale", "statistic", "estimate", "low", "high", "runs"),
     "unfinished",
 )
-_SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_SPECIAL = {  # the others get a backslash
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "-": "-{}",
+}
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # the columns' names, and the rows
 
@@ -239,11 +247,14 @@ def tabular(table: Table) -> str:
     columns, rows = table
     words = sum(column in _WORDS for column in columns)
     lines = [" & ".join(map(escaped, cells)) + r" \\" for cells in (columns, *rows)]
+    # At the start of a row these would be arguments of the row before.
+    lines = [f"{{}}{line}" if line.startswith(("[", "*")) else line for line in lines]
     lines.insert(1, r"\hline")
     spec = "l" * words + "r" * (len(columns) - words)
     return "\n".join([rf"\begin{{tabular}}{{{spec}}}", *lines, r"\end{tabular}"])
 
 
 def escaped(text: str) -> str:
-    """Returns text for LaTeX, where no character of it is a command."""
-    return re.sub(r"[\\~^]|[&%$#_{}]", lambda m: _SPECIAL.get(m[0], f"\\{m[0]}"), text)
+    """Returns text for LaTeX, where no character of it is a command; numbers have a minus sign."""
+    text = re.sub(r"[\\~^<>|&%$#_{}]|-(?=-)", lambda m: _SPECIAL.get(m[0], f"\\{m[0]}"), text)
+    return re.sub(r"(?<![\w}-])-(?=\d)", "$-$", text)

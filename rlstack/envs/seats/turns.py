@@ -108,6 +108,7 @@ class _TurnTable(Table):
         self._playing: set[int] = set()  # seats that have had a turn and for which it goes on
         self._ended: dict[int, float] = {}  # seats for which the game has ended, with discounts
         self._waiting = set[int]()  # seats that want a new game
+        self._failure: BaseException | None = None  # of a step in a synchronous pool
         self._due: dict[int, dm_env.TimeStep] = {}
         self._announced: dict[int, Tree | None] = {}  # next actions by seat, in a synchronous pool
         self._returns = [0.0] * self._number
@@ -133,9 +134,15 @@ class _TurnTable(Table):
           EnvError: the pool was closed, or in a synchronous pool not all seats have announced.
         """
         with self._changed:
-            if self._announced and seat not in self._due:
-                self._step_together()
-            self._changed.wait_for(lambda: seat in self._due or self._closed)
+            if self._announced and seat not in self._due and self._failure is None:
+                try:
+                    self._step_together()
+                except BaseException as error:
+                    self._failure = error
+                    self._changed.notify_all()
+            self._changed.wait_for(lambda: seat in self._due or self._closed or self._failure)
+            if self._failure is not None:  # the seats that wait for this step must not hang
+                raise self._failure
             if self._closed:
                 raise EnvError(f"{self.name}: the pool was closed while a seat waited.")
             return self._due.pop(seat)

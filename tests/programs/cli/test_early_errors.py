@@ -41,14 +41,16 @@ WITHOUT_JAX = {
     "export nowhere --format npz": "there is no such directory",
     "report nowhere": "there is no such directory",
     "check agent cartpole-pppo": "did you mean 'cartpole-ppo'?",
+    "train cartpole-ppo --agent.lr 1": "did you mean --agent.optimizer.learning-rate?",
+    "train cartpole-ppo --agent.discount abc": "could not convert string to float",
+    "train cartpole-ppo --frames 1.5": "must be a whole number",
+    "train cartpole-ppo --topology ring": "invalid choice 'ring'",
+    "sweep pendulum-sac --nosuch 1": "there is no option --nosuch",
 }
-# A preset has the config of its agent, whose module imports JAX.
+# Its other checks need the agent's config, whose module imports JAX.
 WITHOUT_ENVIRONMENTS = {
-    "--agent.lr 1": "did you mean --agent.optimizer.learning-rate?",
-    "--frames 1.5": "must be a whole number",
     "--frames 0": "frames must be at least 1",
     "--agent.discount 2": "discount must be in [0, 1]",
-    "--topology ring": "invalid choice 'ring'",
     "--topology fused": "Add --env.type jax",
     "--topology fused --env.type jax --replay.batch-size 7": "a multiple or a divisor of env.num",
     "--env.num-envs 0": "num_envs must be at least 1",

@@ -372,36 +372,62 @@ def fires(seed=0):
     return as_dm_env(Fires())
 """
 
+# Environments of PettingZoo need no class of it.
 ZOO = """
 import numpy as np
 from gymnasium import spaces
-from pettingzoo import ParallelEnv
 
 
-class Zoo(ParallelEnv):
-    metadata = {"name": "zoo"}
+class Zoo:
     possible_agents = ["a", "b"]
 
     def __init__(self):
         pass  # zoo_init
+        self.agents = []
 
     def observation_space(self, agent):
+        pass  # zoo_space
         return spaces.Box(0, 1, (1,), np.float32)
 
     def action_space(self, agent):
         return spaces.Discrete(2)
 
     def reset(self, seed=None, options=None):
-        self.agents, self._time = list(self.possible_agents), 0
         pass  # zoo_reset
-        return {a: np.zeros(1, np.float32) for a in self.agents}, {a: {} for a in self.agents}
+        self.agents, self._time = list(self.possible_agents), 0
+        return {a: self.observe(a) for a in self.agents}, {a: {} for a in self.agents}
+
+    def observe(self, agent):
+        pass  # zoo_observe
+        return np.zeros(1, np.float32)
 
     def step(self, actions):
         self._time += 1
         pass  # zoo_step
-        over = {a: self._time > 20 for a in self.agents}
-        seen = {a: np.zeros(1, np.float32) for a in self.agents}
-        found = seen, {a: 0.0 for a in over}, over, {a: False for a in over}, {a: {} for a in over}
+        over = dict.fromkeys(self.agents, self._time > 20)
+        seen = {a: self.observe(a) for a in over}
+        found = seen, dict.fromkeys(over, 0.0), over, dict.fromkeys(over, False), {}
         self.agents = [] if self._time > 20 else self.agents
         return found
+
+    def close(self):
+        self.agents = []
+
+
+class InTurn(Zoo):
+    def reset(self, seed=None, options=None):
+        super().reset()
+        pass  # turn_reset
+        self.agent_selection = "a"
+
+    def last(self):
+        pass  # turn_last
+        return self.observe(self.agent_selection), 0.0, self._time > 20, False, {}
+
+    def step(self, action):
+        pass  # turn_step
+        self._time += 1
+        if action is None:
+            self.agents.remove(self.agent_selection)
+        self.agent_selection = "b" if self.agent_selection == "a" else "a"
 """

@@ -1,4 +1,7 @@
-"""An error that passes a user's file names the file, the line and its code, once."""
+"""An error that passes a user's file names the file, the line and its code, once.
+
+The first mistake in a function is quick, and so is one in each place where functions run.
+"""
 
 import dataclasses
 import io
@@ -13,12 +16,10 @@ from rlstack.programs.run import train
 from tests.programs.places import sources
 
 pytestmark = pytest.mark.timeout(120)
+LATER = [pytest.mark.slow, pytest.mark.chosen]
 RAISE = 'raise LookupError("planned")'
 SMALL = ("--frames", "400", "--log-period", "100", "--evaluator.episodes", "2")
 SMALL += ("--evaluator.num-envs", "2")
-FUSED = ("--topology", "fused", "--env.type", "jax")
-THREADS = ("--topology", "heavy_env", "--launch", "threads")
-PROCESSES = ("--topology", "heavy_env", "--launch", "processes")
 
 
 class Mistake(NamedTuple):
@@ -46,6 +47,18 @@ def part(options, preset="cartpole-dqn"):
 
 def env(options):
     return File(sources.ENVS, f"cartpole-ppo --env.num-envs 4 --replay.batch-size 4 {options}")
+
+
+def cases(table, quick=None):
+    """The cases as parameters. Quick is the first of each slot, or of each slot in `quick`."""
+    found, seen = [], set()
+    for case in table:
+        values = case if type(case) is tuple else (case,)
+        slot = values[-1].slot
+        is_quick = slot not in seen and (quick is None or slot in quick)
+        found.append(pytest.param(*values, marks=() if is_quick else LATER))
+        seen.add(slot)
+    return found
 
 
 AGENT = [
@@ -122,8 +135,12 @@ GO_ON = [
     ("--stop.factory M:Rule", Mistake("rule")),
     ("--stop.factory M:Rule", Mistake("rule", "logs['no such log']")),
 ]
-POOLS = ["--env.type for_loop", "--env.type thread", "--env.type thread --env.wait-num 2"]
-IN_PROCESSES = "--env.type process --env.num-workers 1 --env.max-restarts 0"
+POOLS = {  # and the slots whose mistakes are quick there
+    "--env.type for_loop": None,
+    "--env.type thread": ("env_step",),
+    "--env.type thread --env.wait-num 2": (),
+    "--env.type process --env.num-workers 1 --env.max-restarts 0": ("env_step",),
+}
 ENVS = [
     ("--env.name M:Env", Mistake("env_init")),
     ("--env.name M:Env", Mistake("env_reset")),
@@ -134,11 +151,24 @@ ENVS = [
 ]
 JAX_ENVS = [Mistake("jax_init"), Mistake("jax_spec"), Mistake("jax_reset"), Mistake("jax_step")]
 JAX_ENVS += [Mistake("jax_step", "state = state['time']")]
+JAX_TOPOLOGIES = {"single_process": None, "fused": ("jax_step",)}
 GAMES = [
     ("--env.name M:pair", Mistake("game_reset")),
     ("--env.name M:pair", Mistake("game_step")),
     ("--env.name M:fires", Mistake("entity_reset")),
     ("--env.name M:fires", Mistake("entity_act")),
+]
+ZOO = "--env.name rlstack.envs.seats.pettingzoo:"
+ZOOS = [
+    (f"{ZOO}Parallel --env.options game M:Zoo", Mistake("zoo_init")),
+    (f"{ZOO}Parallel --env.options game M:Zoo", Mistake("zoo_space")),
+    (f"{ZOO}Parallel --env.options game M:Zoo", Mistake("zoo_reset")),
+    (f"{ZOO}Parallel --env.options game M:Zoo", Mistake("zoo_step")),
+    (f"{ZOO}Parallel --env.options game M:Zoo", Mistake("zoo_step", "actions['c']", "'c'")),
+    (f"{ZOO}AEC --env.options game M:InTurn", Mistake("turn_reset")),
+    (f"{ZOO}AEC --env.options game M:InTurn", Mistake("zoo_observe")),
+    (f"{ZOO}AEC --env.options game M:InTurn", Mistake("turn_last")),
+    (f"{ZOO}AEC --env.options game M:InTurn", Mistake("turn_step")),
 ]
 
 
@@ -172,31 +202,34 @@ def ids(case):
     return f"{case.slot}-{case.code[:30]}" if isinstance(case, Mistake) else None
 
 
-@pytest.mark.parametrize("mistake", AGENT, ids=ids)
+@pytest.mark.parametrize("mistake", cases(AGENT), ids=ids)
 def test_an_agent_in_this_process(tmp_path, monkeypatch, capsys, mistake):
     code, where, told = message(tmp_path, monkeypatch, capsys, OWN, mistake)
     check(code, where, told, mistake)
 
 
-@pytest.mark.parametrize("mistake", IN_EPOCHS, ids=ids)
+@pytest.mark.parametrize("mistake", cases(IN_EPOCHS), ids=ids)
 def test_an_agent_with_epochs(tmp_path, monkeypatch, capsys, mistake):
     check(*message(tmp_path, monkeypatch, capsys, EPOCHS, mistake), mistake)
 
 
-@pytest.mark.parametrize(("before", "after"), WRONG_ARGUMENTS)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [*WRONG_ARGUMENTS[:1], *(pytest.param(*case, marks=LATER) for case in WRONG_ARGUMENTS[1:])],
+)
 def test_a_function_of_other_arguments(tmp_path, monkeypatch, capsys, before, after):
     mistake = Mistake(before, after, "argument")
     file = EPOCHS if "prepare" in before or "rows" in before else OWN
     check(*message(tmp_path, monkeypatch, capsys, file, mistake), mistake)
 
 
-@pytest.mark.parametrize(("options", "mistake"), PARTS, ids=ids)
+@pytest.mark.parametrize(("options", "mistake"), cases(PARTS), ids=ids)
 def test_a_part_in_this_process(tmp_path, monkeypatch, capsys, options, mistake):
     file = part(options, "cartpole-scripted" if "rule M" in options else "cartpole-dqn")
     check(*message(tmp_path, monkeypatch, capsys, file, mistake), mistake)
 
 
-@pytest.mark.parametrize(("options", "mistake"), GO_ON, ids=ids)
+@pytest.mark.parametrize(("options", "mistake"), cases(GO_ON), ids=ids)
 def test_a_part_without_which_a_run_goes_on(tmp_path, monkeypatch, capsys, options, mistake):
     code, where, told = message(tmp_path, monkeypatch, capsys, part(options), mistake)
     print(told)
@@ -205,21 +238,33 @@ def test_a_part_without_which_a_run_goes_on(tmp_path, monkeypatch, capsys, optio
     assert "Traceback" not in told
 
 
-@pytest.mark.parametrize("pool", [*POOLS, IN_PROCESSES])
-@pytest.mark.parametrize(("options", "mistake"), ENVS, ids=ids)
+@pytest.mark.parametrize(
+    ("pool", "options", "mistake"),
+    [p for pool, quick in POOLS.items() for p in cases([(pool, *row) for row in ENVS], quick)],
+    ids=ids,
+)
 def test_an_environment(tmp_path, monkeypatch, capsys, pool, options, mistake):
     check(*message(tmp_path, monkeypatch, capsys, env(f"{options} {pool}"), mistake), mistake)
 
 
-@pytest.mark.parametrize("topology", ["single_process", "fused"])
-@pytest.mark.parametrize("mistake", JAX_ENVS, ids=ids)
+@pytest.mark.parametrize(
+    ("topology", "mistake"),
+    [p for t, quick in JAX_TOPOLOGIES.items() for p in cases([(t, m) for m in JAX_ENVS], quick)],
+    ids=ids,
+)
 def test_an_environment_in_jax(tmp_path, monkeypatch, capsys, topology, mistake):
     options = f"--env.name M:Env --env.type jax --topology {topology}"
     file = env(options)._replace(source=sources.JAX_ENVS)
     check(*message(tmp_path, monkeypatch, capsys, file, mistake), mistake)
 
 
-@pytest.mark.parametrize(("options", "mistake"), GAMES, ids=ids)
+@pytest.mark.parametrize(("options", "mistake"), cases(ZOOS), ids=ids)
+def test_an_environment_of_pettingzoo(tmp_path, monkeypatch, capsys, options, mistake):
+    file = env(f"{options} --env.type thread")._replace(source=sources.ZOO)
+    check(*message(tmp_path, monkeypatch, capsys, file, mistake), mistake)
+
+
+@pytest.mark.parametrize(("options", "mistake"), cases(GAMES), ids=ids)
 def test_a_game(tmp_path, monkeypatch, capsys, options, mistake):
     file = env(f"{options} --env.type thread")._replace(source=sources.GAMES)
     if "entity" in mistake.slot:
@@ -275,7 +320,9 @@ DISTRIBUTED = "--topology distributed --program.num-actors 2 --program.max-resta
 DISTRIBUTED += " --replay.service table"
 
 
-@pytest.mark.parametrize(("file", "mistake"), NODES, ids=ids)
+@pytest.mark.parametrize(
+    ("file", "mistake"), cases(NODES, ("init", "evaluator", "env_step")), ids=ids
+)
 def test_in_threads_of_nodes(tmp_path, monkeypatch, capsys, file, mistake):
     more = f"{HEAVY} --launch threads".split()
     check_node(*message(tmp_path, monkeypatch, capsys, file, mistake, *more), mistake)

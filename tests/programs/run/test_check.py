@@ -15,6 +15,8 @@ import pytest
 from rlstack.agent import Agent
 from rlstack.agents import AGENTS, register
 from rlstack.agents.dqn import DQNConfig
+from rlstack.agents.rnd import RNDDQNConfig
+from rlstack.families.wrapped import Wrapped
 from rlstack.math import returns
 from rlstack.networks import actor_critic
 from rlstack.programs.cli import commands
@@ -241,9 +243,38 @@ def test_a_sound_agent_passes_all_rules_and_learns_the_same_in_lock_step():
     report.raise_failures()
 
 
-def test_an_agent_of_the_library_passes_too():
-    report = check_agent(DQNConfig(), topologies=False)
+@pytest.mark.parametrize(
+    "cfg",
+    [DQNConfig(), pytest.param(RNDDQNConfig(), marks=[pytest.mark.slow, pytest.mark.chosen])],
+)
+def test_an_agent_of_the_library_passes_too(cfg):
+    report = check_agent(cfg, topologies=False)
     assert not report.failures, report
+
+
+@dataclass(frozen=True)
+class AroundConfig(Sound):
+    """The config of an agent in a wrapper."""
+
+
+class FloatsAround(Wrapped):
+    def actor_step(self, rng_key, params, timestep, state):
+        output, state = super().actor_step(rng_key, params, timestep, state)
+        return output._replace(action=output.action.astype(jnp.float32)), state
+
+
+class MakesAround(ActorCritic):
+    def __new__(cls, *parts):
+        return FloatsAround(ActorCritic(*parts))
+
+
+def test_a_mistake_in_a_wrapper_has_its_place():
+    register(AroundConfig, network=network)(MakesAround)
+    report = check_agent(AroundConfig(), topologies=False)
+    assert "FloatsAround in CartPole-v1" in str(report)
+    (found,) = [failure.text for failure in report.failures if "ranges" in failure.rule]
+    line = inspect.getsourcelines(FloatsAround.actor_step)[1]
+    assert f"{__file__}:{line}: actor_step must return actions" in found
 
 
 class Walk(gymnasium.Env):

@@ -40,6 +40,20 @@ def test_it_counts_the_seconds_of_methods_between_two_updates(tmp_path):
     assert found["parts"]["draws"] == pytest.approx(0.25)
 
 
+def test_evaluations_of_a_loop_are_not_other_time(tmp_path):
+    class Loop:
+        def evaluate(self):
+            time.sleep(0.03)
+
+    loop, profile = Loop(), Profile(Updates(1, 1), RunDir(tmp_path), "evaluating")
+    profile.time_engine(loop)
+    profile.observe(0)
+    loop.evaluate()
+    profile.close()
+    found = json.loads((tmp_path / "profile" / "evaluating.json").read_text())
+    assert 0.03 <= found["parts"]["evaluations"] <= found["seconds"]
+
+
 def test_a_run_that_is_not_profiled_keeps_its_methods(tmp_path):
     profile, part = Profile(None, RunDir(tmp_path), "learner"), Part()
     profile.time(part, step="steps")
@@ -107,6 +121,8 @@ def test_each_node_of_a_run_is_measured(topology, tmp_path):
 def test_the_bottleneck_is_the_part_that_takes_most():
     shares = {"updates": 0.7, "waiting for environments": 0.2, "other": 0.1}
     assert "is updates, 70%" in bottleneck({"single_process": shares})
+    text = bottleneck({"fused": {"evaluations": 0.9, "other": 0.1}})
+    assert "is evaluations, 90%" in text and "--evaluator.period" in text
     nodes = {
         "learner": {"drawing batches": 0.8, "updates": 0.2},
         "actor/0": {"waiting for environments": 0.6, "computing actions": 0.4},

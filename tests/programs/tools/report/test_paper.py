@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 
 import pytest
 
@@ -91,7 +93,44 @@ def test_names_cannot_break_the_latex(tmp_path):
     plain = re.sub(r"\\[a-zA-Z]+|\\.", "", latex)  # without commands and escapes
     assert plain.count("{") == plain.count("}")
     body = "\n".join(line for line in plain.splitlines() if not line.startswith("%"))
-    assert not set(body) & (SPECIAL - {"{", "}", "&"})
+    assert not set(body.replace("{%\n", "")) & (SPECIAL - {"{", "}", "&"})  # of \resizebox
+
+
+NAMES = ["[x] <a> | --two", "*star"]
+
+
+def test_signs_and_starts_of_rows_mean_themselves(tmp_path):
+    make_runs(tmp_path / NAMES[0], [-1.5, 2.0])
+    make_runs(tmp_path / NAMES[1], [1.0, 2.0])
+    _, latex = paper(tmp_path, *(tmp_path / name for name in NAMES), "--by", "directory")
+    shown = r"[x] \textless{}a\textgreater{} \textbar{} -{}-two"
+    # A bracket or a star behind the end of a row would be an argument of it.
+    assert f"\n{{}}{shown} & CartPole-v1 & 2 & 0.250 [$-$1.500, 2.000]" in latex
+    assert "\n{}*star & CartPole-v1 & 2 & 1.500" in latex
+    assert f"\\addlegendentry{{{shown}}}" in latex
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no LaTeX")
+def test_latex_compiles_it_without_an_error_or_what_is_too_wide(tmp_path):
+    names = [*NAMES, "b_%$#{}~^\\&", "a-name-of-many-words"]
+    for number, name in enumerate(names):
+        make_runs(tmp_path / name, [1.0 + number, -2.0, 4.0])
+    words = [tmp_path / name for name in names]
+    _, latex = paper(tmp_path, *words, "--by", "directory", "--compare")
+    preamble = latex.splitlines()[1].removeprefix("% ")
+    document = f"\\documentclass{{article}}\n{preamble}\n\\begin{{document}}\n{latex}"
+    (tmp_path / "main.tex").write_text(f"{document}\n\\end{{document}}\n")
+    done = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "main.tex"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout
+    wider = [float(points) for points in re.findall(r"Overfull \\hbox \(([\d.]+)pt", done.stdout)]
+    assert max(wider, default=0.0) < 20, done.stdout  # words that cannot be broken
+    assert (tmp_path / "main.pdf").stat().st_size > 10_000
 
 
 def test_a_result_names_versions_and_machine(tmp_path):
