@@ -103,14 +103,14 @@ class MuZero(PlanningAgent):
         rewards, policies, values = self.unrolled(params, first, actions)
         scale = jnp.full((steps + 1, 1), 1.0 / steps).at[0].set(1.0)
 
-        def mean(errors: Array, mask: Array, scale: Array) -> Array:
+        def added(errors: Array, mask: Array, scale: Array) -> jax.Array:
             return jnp.where(mask, errors * scale, 0.0).sum(axis=0)  # [B]
 
         of_values = categorical_kl(self.atom_probs(targets.value, values), values)
         of_rewards = categorical_kl(self.atom_probs(targets.reward, rewards), rewards)
-        value_loss = mean(of_values, targets.known, scale)
-        reward_loss = mean(of_rewards, targets.known[1:], scale[1:])
-        policy_loss = mean(categorical_kl(targets.policy, policies), targets.acts, scale)
+        value_loss = added(of_values, targets.known, scale)
+        reward_loss = added(of_rewards, targets.known[1:], scale[1:])
+        policy_loss = added(categorical_kl(targets.policy, policies), targets.acts, scale)
         losses = policy_loss + reward_loss + self.cfg.value_cost * value_loss
         loss = jnp.mean(batch.weights * losses)
         value = self.number(values[0])
@@ -136,7 +136,7 @@ class MuZero(PlanningAgent):
           Logits of rewards ``[K, B, N]``, policies ``[K + 1, B, A]`` and values ``[K + 1, B, N]``.
         """
 
-        def step(state: Array, action: Array) -> tuple[Array, tuple[Array, Array, Array]]:
+        def step(state: Array, action: Any) -> tuple[Array, tuple[Array, Array, Array]]:
             after, reward = self.network.step(params, halved_gradient(state), action)
             return after, (reward, *self.network.predict(params, after))
 

@@ -38,6 +38,7 @@ SETTINGS = ((32, 12), (128, 32))  # environments, simulations
 def experiment(num_envs: int, simulations: int) -> Experiment:
     """Returns MuZero whose replay is never full enough to learn."""
     cfg = preset("catch-muzero")
+    assert isinstance(cfg.agent, MuZeroConfig)
     return dataclasses.replace(
         cfg,
         agent=dataclasses.replace(cfg.agent, num_simulations=simulations),

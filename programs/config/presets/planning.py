@@ -33,7 +33,9 @@ def cartpole_muzero(name: str) -> Experiment:
     agent = MuZeroConfig(
         discount=0.99,
         num_simulations=16,
+        n_step=20,
         max_value=100.0,
+        value_cost=0.5,
         optimizer=falling(1e-3, int(frames * updates_per_frame)),
     )
     return Experiment(
