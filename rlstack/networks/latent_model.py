@@ -90,8 +90,7 @@ def learned_model(
 
         def every(observation: PyTree) -> Predictions:
             state = functions[0](observation)
-            after, _ = functions[1](state, jnp.zeros(len(state), jnp.int32))
-            return functions[2](after)
+            return functions[2](functions[1](state, jnp.zeros(len(state), jnp.int32))[0])
 
         return every, functions
 
