@@ -1,8 +1,9 @@
 """Searches per second of MuZero in the topology fused, against a bare loop of mctx, on Catch.
 
-Both are one compiled program that acts in the same environment, with models of the same sizes, the
-same number of simulations, and no learning. Ours also keeps the time rules, checks numbers, and
-writes each step with its policy and value to replay. The bare loop has dense layers of plain JAX.
+Both are one compiled program that acts in the same environment, with models of the same weights, so
+that their trees are as deep, and with no learning. Ours also keeps the time rules, checks numbers,
+and writes each step with its policy and value to replay. The bare loop has dense layers of plain
+JAX, and no legal actions.
 
     python -m benchmarks.fused_planning [--quick]
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import time
 from typing import Any
 
@@ -23,15 +23,25 @@ from benchmarks.report import Result, alternate
 from rlstack.agents.muzero import MuZeroConfig
 from rlstack.fused.loop import Limits
 from rlstack.jax_envs.toy import Catch
+from rlstack.math import returns
 from rlstack.networks import NetworkConfig
 from rlstack.programs.build import xla
 from rlstack.programs.config.experiment import EnvConfig, Experiment
 from rlstack.programs.config.presets import preset
 from rlstack.programs.run.fused import Fused
-from rlstack.types import Array, PRNGKey
+from rlstack.types import Array, Params, PRNGKey
 
 TARGET = 0.9
 SIZE, ATOMS, ACTIONS, PIXELS = 64, 21, 3, 50
+LAYERS = {
+    "represent": ("representation/linear", "representation/linear_1", "first_state"),
+    "dynamics": ("dynamics/linear", "dynamics/linear_1"),
+    "next": ("next_state",),
+    "reward": ("reward_head",),
+    "predict": ("prediction/linear", "prediction/linear_1"),
+    "policy": ("policy_head",),
+    "value": ("value_head",),
+}
 SETTINGS = ((32, 12), (128, 32))  # environments, simulations
 
 
@@ -56,6 +66,8 @@ class Ours:
         """Compiles it."""
         self._loop, self._num_envs = Fused(cfg), cfg.env.num_envs
         self.measure(1)
+        (learned,) = self._loop.learners.values()
+        self.params = jax.tree.map(jnp.array, learned.params)
 
     def measure(self, steps: int) -> float:
         """Returns searches per second of some steps of all environments."""
@@ -67,28 +79,17 @@ class Ours:
 class Bare:
     """A loop of mctx and the environment, and nothing else."""
 
-    def __init__(self, cfg: Experiment) -> None:
-        """Compiles it."""
+    def __init__(self, cfg: Experiment, params: Params) -> None:
+        """Compiles it, with the params of a `LearnedModel`."""
         assert isinstance(cfg.agent, MuZeroConfig)
         self._cfg, self._num_envs, self._env = cfg.agent, cfg.env.num_envs, Catch()
-        sizes = {
-            "represent": (PIXELS, SIZE, SIZE, SIZE),
-            "dynamics": (SIZE + ACTIONS, SIZE, SIZE),
-            "next": (SIZE, SIZE),
-            "reward": (SIZE, ATOMS),
-            "predict": (SIZE, SIZE, SIZE),
-            "policy": (SIZE, ACTIONS),
-            "value": (SIZE, ATOMS),
-        }
         key = jax.random.PRNGKey(1)
         self._params = {
-            name: [
-                (jax.random.normal(key, shape) / shape[0] ** 0.5, jnp.zeros(shape[1]))
-                for shape in itertools.pairwise(layers)
-            ]
-            for name, layers in sizes.items()
+            name: [(params[layer]["w"], params[layer]["b"]) for layer in layers]
+            for name, layers in LAYERS.items()
         }
-        self._atoms = jnp.linspace(-1.0, 1.0, ATOMS)
+        most = returns.signed_hyperbolic(jnp.float32(cfg.agent.max_value))
+        self._atoms = jnp.linspace(-most, most, ATOMS)
         keys = jax.random.split(key, self._num_envs)
         env, observation = jax.jit(jax.vmap(self._env.reset))(keys)
         self._state = (env, observation, key, jnp.zeros(self._num_envs))
@@ -165,7 +166,8 @@ def measure(num_envs: int, simulations: int, seconds: float, repeats: int) -> An
     """Returns the comparison of both loops, each measured for about these seconds at a time."""
     cfg = experiment(num_envs, simulations)
     xla.configure_runs([cfg])
-    ours, bare = Ours(cfg), Bare(cfg)
+    ours = Ours(cfg)
+    bare = Bare(cfg, ours.params)
     steps = max(2, int(seconds * bare.measure(20) / num_envs))
     return alternate(lambda: ours.measure(steps), lambda: bare.measure(steps), repeats)
 
