@@ -120,8 +120,8 @@ class MuZero(PlanningAgent):
             "policy_loss": policy_loss.mean(),
             "reward_loss": reward_loss.mean(),
             "value_loss": value_loss.mean(),
-            "value": value.mean(),
-            "priority": priorities.mean(),
+            "value": jnp.mean(value),
+            "priority": jnp.mean(priorities),
         }
         return loss, (logs, jax.lax.stop_gradient(priorities))
 

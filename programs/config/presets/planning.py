@@ -140,5 +140,5 @@ def tictactoe_alphazero(name: str) -> Experiment:
 @preset
 def connect_four_alphazero(name: str) -> Experiment:
     """Connect Four by AlphaZero with its true model, in one compiled program."""
-    network = NetworkConfig(hidden_sizes=(256, 256), activation="relu")
-    return _alphazero(name, "ConnectFour", 32, 42, network, frames=2_000_000)
+    network = NetworkConfig(hidden_sizes=(128, 128), activation="relu", shared=True)
+    return _alphazero(name, "ConnectFour", 32, 42, network, frames=1_000_000)
