@@ -32,7 +32,7 @@ ONE_FILE_EACH = {"agents", "programs/config/presets", "rlstack/entity/games", "t
 # I/O, threads, processes or a clock.
 MAY_IMPORT = re.compile(r"May import: ([\w., \n]+)\.\s*$")
 # The packages that the pure half and the agents may import, besides the standard library.
-PURE_PACKAGES = {"jax", "numpy", "haiku", "jmp", "optax", "dm_env", "equinox"}
+PURE_PACKAGES = {"jax", "numpy", "haiku", "jmp", "optax", "dm_env", "equinox", "mctx"}
 IMPURE_STANDARD = {"os", "threading", "multiprocessing", "socket", "subprocess", "time", "queue"}
 # Heavy packages, and the only files that may import them.
 HEAVY = {
@@ -47,6 +47,7 @@ HEAVY = {
     "flax": r"(?!)",
     "gymnax": r"rlstack/jax_envs/libraries/from_gymnax\.py",
     "jaxmarl": r"rlstack/jax_envs/libraries/from_jaxmarl\.py",
+    "mctx": r"rlstack/families/planning\.py",
     "optuna": r"programs/study/optuna\.py",
     "ray": r"programs/program/launch/ray/\w+\.py",
     "tyro": r"programs/cli/\w+\.py",
@@ -300,6 +301,7 @@ def test_envpool_and_the_services_are_imported_lazily():
             "equinox",
             "gymnax",
             "jaxmarl",
+            "mctx",
             "tensorflow",
             "orbax",
             "tensorboardX",

@@ -24,6 +24,8 @@ class Choice(NamedTuple):
 
 _IN_JAX = versions.JAX_LIBRARIES.items()
 CHOICES = (
+    Choice("agents", "those that learn without a search"),
+    Choice("agents", "MuZero, AlphaZero", ("mctx",)),
     Choice("--env.type", "cpp", ("envpool",)),
     Choice("--env.type", "for_loop"),
     Choice("--env.type", "thread"),
@@ -79,6 +81,7 @@ EXTRAS = {
     "flax": "flax",
     "jax2onnx": "onnx",
     "matplotlib": "report",
+    "mctx": "planning",
     "minari": "minari",
     "mlflow": "mlflow",
     "mpe2": "pettingzoo",

@@ -67,6 +67,7 @@ from rlstack.networks.torsos import (
 
 if TYPE_CHECKING:
     from rlstack.networks.adapters import from_equinox, from_flax
+    from rlstack.networks.latent_model import LearnedModel, learned_model
     from rlstack.networks.micro_batches import in_parts
     from rlstack.networks.ragged.transformer import ragged_policy, ragged_transformer
 
@@ -82,6 +83,7 @@ __all__ = [
     "CriticConfig",
     "CriticInput",
     "ImpalaTorso",
+    "LearnedModel",
     "MLPTorso",
     "MinAtarTorso",
     "NatureTorso",
@@ -108,6 +110,7 @@ __all__ = [
     "from_functions",
     "implicit_q_network",
     "in_parts",
+    "learned_model",
     "network_with_state",
     "observation_features",
     "phasic_actor_critic",
@@ -125,9 +128,11 @@ __all__ = [
 __getattr__ = on_first_use(
     __name__,
     {
+        "LearnedModel": "latent_model",
         "from_equinox": "adapters",
         "from_flax": "adapters",
         "in_parts": "micro_batches",
+        "learned_model": "latent_model",
         "ragged_policy": "ragged.transformer",
         "ragged_transformer": "ragged.transformer",
     },

@@ -45,7 +45,7 @@ def q_network(
       WrongKindError: the action is not a single discrete one.
     """
     cfg = cfg or NetworkConfig(activation="relu")
-    num_actions = _count_actions("q_network", action_spec)
+    num_actions = count_actions("q_network", action_spec)
     _check_unused("a network of action values", cfg, reader, "num_atoms", "num_cosines")
 
     def decode(features: jax.Array) -> jax.Array:
@@ -82,7 +82,7 @@ def distributional_q_network(
     those of `q_network`.
     """
     cfg = cfg or NetworkConfig(activation="relu")
-    num_actions = _count_actions("distributional_q_network", action_spec)
+    num_actions = count_actions("distributional_q_network", action_spec)
     _check_unused("a network of distributions", cfg, reader, "num_cosines")
 
     def decode(features: jax.Array) -> jax.Array:
@@ -117,7 +117,7 @@ def implicit_q_network(
       ValueError: cfg has a recurrent core.
     """
     cfg = cfg or NetworkConfig(activation="relu")
-    num_actions = _count_actions("implicit_q_network", action_spec)
+    num_actions = count_actions("implicit_q_network", action_spec)
     _check_unused("an implicit network", cfg, "policy", "num_atoms")
     if cfg.core != "none":
         raise ValueError(
@@ -139,7 +139,7 @@ def implicit_q_network(
     return feed_forward_of(cfg, forward, AtFractions(obs_spec, specs.Array((1,), np.float32)))
 
 
-def _count_actions(where: str, action_spec: specs.Array) -> int:
+def count_actions(where: str, action_spec: specs.Array) -> int:
     """Returns the number of actions.
 
     Raises:

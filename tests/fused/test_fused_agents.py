@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rlstack.agents import AGENTS
+from rlstack.agents.alphazero import AlphaZeroConfig
 from rlstack.agents.fixed import ScriptedConfig
 from rlstack.configs.acting import EvaluatorConfig
 from rlstack.programs.config.experiment import EnvConfig
@@ -42,6 +43,8 @@ def tiny(name):
         _TOYS + ("PointMass" if continuous else "Catch"), experiment.env.num_envs, "jax"
     )
     agent, replay = experiment.agent, experiment.replay
+    if isinstance(agent, AlphaZeroConfig):
+        env = experiment.env  # its model
     if isinstance(agent, ScriptedConfig):
         agent = ScriptedConfig("tests.fused.test_fused_agents:stay")
     if replay.sampler != "fifo":

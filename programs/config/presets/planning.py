@@ -1,0 +1,144 @@
+"""Presets of agents that plan: Gumbel MuZero and AlphaZero; constants were tuned here."""
+
+from __future__ import annotations
+
+from rlstack.agents.alphazero import AlphaZeroConfig
+from rlstack.agents.muzero import MuZeroConfig
+from rlstack.configs.acting import EvaluatorConfig
+from rlstack.configs.network import NetworkConfig
+from rlstack.configs.replay import ReplayConfig
+from rlstack.programs.config.experiment import EnvConfig, Experiment
+from rlstack.programs.config.presets.registry import falling, preset, transitions
+
+
+def _sequences(
+    agent: MuZeroConfig, batch_size: int, max_size: int, min_size: int, updates_per_frame: float
+) -> ReplayConfig:
+    """Returns prioritized replay of items with all targets."""
+    return ReplayConfig(
+        sampler="prioritized",
+        batch_size=batch_size,
+        unroll_length=agent.num_unroll + agent.n_step,
+        starts="not_last",
+        max_size=max_size,
+        min_size=min_size,
+        samples_per_insert=batch_size * updates_per_frame,
+    )
+
+
+@preset
+def cartpole_muzero(name: str) -> Experiment:
+    """CartPole-v1 by Gumbel MuZero, with 16 simulations of each search."""
+    frames, updates_per_frame = 60_000, 1 / 8
+    agent = MuZeroConfig(
+        discount=0.99,
+        num_simulations=16,
+        n_step=20,
+        max_value=100.0,
+        value_cost=0.5,
+        optimizer=falling(1e-3, int(frames * updates_per_frame)),
+    )
+    return Experiment(
+        preset=name,
+        agent=agent,
+        env=EnvConfig("CartPole-v1", num_envs=16),
+        network=NetworkConfig(hidden_sizes=(128, 128), activation="relu", norm="layer"),
+        replay=_sequences(agent, 128, 60_000, 1_000, updates_per_frame),
+        evaluator=EvaluatorConfig(episodes=20, num_envs=20),
+        frames=frames,
+    )
+
+
+@preset
+def catch_muzero(name: str) -> Experiment:
+    """Catch by Gumbel MuZero, in one compiled program."""
+    frames, updates_per_frame = 40_000, 1 / 16
+    agent = MuZeroConfig(
+        discount=0.99,
+        num_simulations=12,
+        n_step=5,
+        max_value=2.0,
+        optimizer=falling(2e-3, int(frames * updates_per_frame)),
+    )
+    return Experiment(
+        preset=name,
+        agent=agent,
+        env=EnvConfig("rlstack.jax_envs.toy:Catch", num_envs=32, type="jax"),
+        topology="fused",
+        network=NetworkConfig(hidden_sizes=(64, 64), activation="relu", norm="layer", num_atoms=21),
+        replay=_sequences(agent, 128, 40_000, 1_000, updates_per_frame),
+        evaluator=EvaluatorConfig(episodes=200, num_envs=50),
+        frames=frames,
+    )
+
+
+@preset
+def minatar_breakout_muzero(name: str) -> Experiment:
+    """Breakout of MinAtar by Gumbel MuZero, in one compiled program."""
+    frames, updates_per_frame = 1_000_000, 1 / 16
+    agent = MuZeroConfig(
+        max_value=100.0,
+        optimizer=falling(1e-3, int(frames * updates_per_frame)),
+    )
+    return Experiment(
+        preset=name,
+        agent=agent,
+        env=EnvConfig("Breakout-MinAtar", num_envs=64, type="jax"),
+        topology="fused",
+        network=NetworkConfig(
+            torso="minatar", hidden_sizes=(256, 256), activation="relu", norm="layer"
+        ),
+        replay=_sequences(agent, 256, 200_000, 5_000, updates_per_frame),
+        evaluator=EvaluatorConfig(episodes=100, num_envs=100),
+        frames=frames,
+        log_period=10_000,
+        checkpoint_period=200_000,
+        checkpoint_replay=False,
+    )
+
+
+def _alphazero(
+    name: str, game: str, simulations: int, n_step: int, network: NetworkConfig, frames: int
+) -> Experiment:
+    """Returns AlphaZero on a game of 64 boards, whose seats all play with the newest params.
+
+    Half of the frames are waits.
+    """
+    updates_per_frame, model = 1 / 64, f"rlstack.jax_envs.board_games:{game}"
+    agent = AlphaZeroConfig(
+        model=model,
+        num_simulations=simulations,
+        n_step=n_step,
+        optimizer=falling(2e-3, int(frames * updates_per_frame)),
+    )
+    return Experiment(
+        preset=name,
+        agent=agent,
+        env=EnvConfig(model, num_envs=128, type="jax"),
+        topology="fused",
+        network=network,
+        replay=transitions(
+            512,
+            max_size=frames // 4,
+            min_size=4_000,
+            updates_per_frame=updates_per_frame,
+            num_steps=n_step,
+        ),
+        evaluator=EvaluatorConfig(episodes=20, num_envs=20),
+        frames=frames,
+        checkpoint_replay=False,
+    )
+
+
+@preset
+def tictactoe_alphazero(name: str) -> Experiment:
+    """TicTacToe by AlphaZero with its true model, in one compiled program."""
+    network = NetworkConfig(hidden_sizes=(128, 128), activation="relu")
+    return _alphazero(name, "TicTacToe", 16, 9, network, frames=300_000)
+
+
+@preset
+def connect_four_alphazero(name: str) -> Experiment:
+    """Connect Four by AlphaZero with its true model, in one compiled program."""
+    network = NetworkConfig(hidden_sizes=(128, 128), activation="relu", shared=True)
+    return _alphazero(name, "ConnectFour", 32, 42, network, frames=1_000_000)
