@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rlstack.checks import Checked
 from rlstack.references import Hook
 
-# Why a Reverb table takes no sampler of the user's own.
+# Why a Reverb table takes no sampler and no item processor of the user's own.
 NO_FACTORY = (
     "because Reverb's server, which is written in C++, draws the items and calls no Python for it"
 )
@@ -94,11 +94,17 @@ class ReplayConfig(Checked):
     """A sampler of your own instead of uniform or prioritized, as "module:callable" of a function
     () -> sampler; see `rlstack.replay.custom`. The sampler chooses among the items held. A Reverb
     server has no such samplers; see service."""
+    item_processor: Hook = ""
+    """What changes items where they are drawn, such as their goals in hindsight, as
+    "module:callable" of a function (**options) -> processor; see `rlstack.replay.episodes`. Not for
+    fifo, which has no other steps of an episode. A Reverb server has none; see service."""
+    item_processor_options: dict[str, int | float | bool | str] = field(default_factory=dict)
+    """Arguments for item_processor, as names and values."""
     service: Literal["auto", "reverb", "table"] = "auto"
     """What holds the items in the topology distributed. reverb: a Reverb server. table: rlstack's
     own table in a node of its own; it draws with the run's seed, so that a run in lock-step equals
-    a single process. auto: reverb where Reverb is installed and sampler_factory is empty, else
-    table."""
+    a single process. auto: reverb where Reverb is installed, without sampler_factory and
+    item_processor; else table."""
 
     def __post_init__(self) -> None:
         """Checks every range.
@@ -151,6 +157,18 @@ class ReplayConfig(Checked):
             rule = "0 or None with sampler_factory, whose draws may repeat an item"
             require("max_times_sampled", not self.times_limit, rule)
 
+        plain = not (fifo or self.context or self.frame_stack)
+        rule = "empty with the sampler fifo, with context and with frame_stack"
+        require("item_processor", not self.item_processor or plain, rule)
+        fits = bool(self.item_processor) or not self.item_processor_options
+        require("item_processor_options", fits, "empty without item_processor")
+
+    @property
+    def own_code(self) -> str:
+        """The first field that names code for the process of the items, "" for none."""
+        names = "sampler_factory", "item_processor"
+        return next((name for name in names if getattr(self, name)), "")
+
     @property
     def step_period(self) -> int:
         """Steps between the starts of two items, with the default filled in."""
@@ -171,7 +189,7 @@ class ReplayConfig(Checked):
         if self.service != "auto":
             return self.service
         found = importlib.util.find_spec("reverb") is not None
-        return "reverb" if found and not self.sampler_factory else "table"
+        return "reverb" if found and not self.own_code else "table"
 
     @property
     def tolerance(self) -> float:

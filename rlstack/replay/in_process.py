@@ -134,6 +134,9 @@ class InProcessReplay:
                 trajectory = self._ring.view(int(starts[0]), int(env_ids[0]), len(keys))
             else:
                 trajectory = self._ring.gather(starts, env_ids)
+            if table.processing is not None:
+                for values, new in table.process(trajectory, starts, env_ids)[0]:
+                    values[...] = new
             return table.finish(keys, relative_probs, trajectory)
 
     def _are_adjacent(self, keys: np.ndarray) -> bool:

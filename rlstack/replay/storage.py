@@ -27,7 +27,7 @@ from rlstack.replay.memory import (
     rows_of,
     spec_bytes,
 )
-from rlstack.types import PyTree, StartSpec, Trajectory, Transition
+from rlstack.types import PyTree, StartSpec, TimeStep, Trajectory, Transition
 
 _SIZES = 4  # number of sizes of batches with buffers that are kept
 _MOST_BUFFERS = 8  # per size, if earlier batches are still referenced
@@ -238,6 +238,14 @@ class StepRing:
             for i in self._once:
                 self._flat[i].take(indices, axis=0, out=batch[i], mode="wrap")
         return self._treedef.unflatten(batch)
+
+    def timesteps(self, steps: np.ndarray, env_ids: np.ndarray) -> TimeStep:
+        """Returns copies of single steps of environments, in the shape of the arguments."""
+        assert self._treedef is not None
+        structure = self._treedef.children()[0]  # the first field
+        where = steps % self.rows * self._num_envs + env_ids
+        leaves = [flat.take(where, axis=0) for flat in self._flat[: structure.num_leaves]]
+        return structure.unflatten(leaves)  # type: ignore[no-any-return]
 
     def _indices(self, starts: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
         """Returns the indices of windows in `_flat`, ``[..., T+1, B]``.

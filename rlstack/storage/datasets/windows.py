@@ -80,6 +80,11 @@ class Windows:
                 "Windows: a dataset is drawn in epochs, which a sampler of your own cannot change; "
                 "got replay.sampler_factory. Leave it empty with --data."
             )
+        if cfg.item_processor:
+            raise ValueError(
+                "Windows: replay.item_processor must be empty with --data, because windows of a "
+                "dataset do not know the rest of their episode. Change the recorded steps instead."
+            )
         if cfg.sampler == "prioritized":
             raise ValueError(
                 "Windows: a dataset is drawn in epochs, without priorities; got replay.sampler "
