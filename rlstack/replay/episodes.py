@@ -19,13 +19,14 @@ random numbers from ``rng``, and must not write to its arguments.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 
-from rlstack.checks import WrongKindError
+from rlstack.checks import WrongKindError, place_of
 from rlstack.configs.replay import ReplayConfig
 from rlstack.references import check_callable, load_hook, name_of
 from rlstack.replay.memory import ring_shape
@@ -81,8 +82,8 @@ def make_processor(cfg: ReplayConfig) -> Processor:
     """Makes the item processor of a config, and checks its signature.
 
     Raises:
-      ValueError: the factory cannot be imported, or does not take these options.
-      WrongKindError: what it returned is no item processor.
+      ValueError: the factory cannot be imported.
+      WrongKindError: it does not take these options, or what it returned is no item processor.
     """
     hook, options = cfg.item_processor, cfg.item_processor_options
     factory = load_hook(_FIELD, hook)
@@ -90,9 +91,12 @@ def make_processor(cfg: ReplayConfig) -> Processor:
     if not callable(factory):
         raise WrongKindError(f"{rule}; got {type(factory).__name__}.")
     try:
-        made: Any = factory(**options)
+        inspect.signature(factory).bind(**options)
     except TypeError as error:
-        raise ValueError(f"{rule}, for the options {options}; it raised: {error}.") from error
+        raise WrongKindError(f"{rule}; it does not take the options {options}: {error}.") from None
+    except ValueError:  # written in C, without a signature
+        pass
+    made: Any = factory(**options)
     rule = f"{rule}, a function {_WANTED}; for what it returned"
     if isinstance(made, type):
         raise WrongKindError(f"{rule}, the class {made.__name__}: return an object of it.")
@@ -129,7 +133,7 @@ def check_processor(cfg: ReplayConfig, spec: Transition) -> None:
         shown = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", spec.timestep)
         raise ValueError(
             f"{_FIELD} {name_of(cfg.item_processor)} must take items of the steps {shown}; it "
-            f"raised {type(error).__name__}: {error}"
+            f"raised {type(error).__name__}: {error} (in {place_of(error)})"
         ) from error
     checked_item(cfg, item, made)
 
@@ -235,8 +239,7 @@ class Processing:
         """Makes the processor.
 
         Raises:
-          ValueError: the factory cannot be imported, or does not take its options.
-          WrongKindError: what it returned is no item processor.
+          ValueError, WrongKindError: as `make_processor` says.
         """
         self._cfg, self._processor = cfg, make_processor(cfg)
         self.begins = Begins(ring_shape(cfg, num_envs).rows, num_envs)
