@@ -297,10 +297,12 @@ class Ring:
         if self._tree is None:
             newest = self._newest(ring)
             filled = jnp.minimum(newest + 1, self._items) * num_envs
-            cells = self._uniform(key, other_key, ring.valid.reshape(-1), filled)
+            cells = self._with_newest(
+                ring, self._uniform(key, other_key, ring.valid.reshape(-1), filled)
+            )
             weights: Array = jnp.ones(cfg.batch_size, jnp.float32)
         else:
-            cells = self._tree.draw(ring.masses, key, cfg.batch_size)
+            cells = self._with_newest(ring, self._tree.draw(ring.masses, key, cfg.batch_size))
             weights = self._weights(ring, cells)
         ring = ring._replace(
             rng_key=next_key,
@@ -348,6 +350,20 @@ class Ring:
             for x, new in zip(old, checked_item(self._cfg, item, made), strict=True)
         ]
         return structure.unflatten(leaves)  # type: ignore[no-any-return]
+
+    def _with_newest(self, ring: RingState, cells: Array) -> Array:
+        """Returns cells that were drawn, the first ones replaced by those of the newest items."""
+        count, num_envs = self._cfg.newest(len(cells)), self._actors.num_envs
+        if not count:
+            return cells
+        # If items may not start at LAST, at most every second start is lost.
+        most = min(2 * -(-count // num_envs) + 1, self._items)
+        index = self._newest(ring) - jnp.arange(most)[:, None]
+        found = index % self._items * num_envs + jnp.arange(num_envs)
+        held = (index >= 0) & ring.valid.reshape(-1)[found]
+        order = jnp.argsort(~held.reshape(-1), stable=True)[:count]
+        chosen = jnp.where(held.reshape(-1)[order], found.reshape(-1)[order], cells[: len(order)])
+        return jnp.concatenate([chosen, cells[len(order) :]])
 
     def _newest(self, ring: RingState) -> Array:
         """Returns the number of the newest item of each environment, [] int32."""
