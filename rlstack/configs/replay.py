@@ -10,7 +10,7 @@ from typing import Literal
 from rlstack.checks import Checked
 from rlstack.references import Hook
 
-# Why a Reverb table takes no sampler and no item processor of the user's own.
+# Why a Reverb table takes nothing that `ReplayConfig.needs_table` names.
 NO_FACTORY = (
     "because Reverb's server, which is written in C++, draws the items and calls no Python for it"
 )
@@ -106,8 +106,8 @@ class ReplayConfig(Checked):
     service: Literal["auto", "reverb", "table"] = "auto"
     """What holds the items in the topology distributed. reverb: a Reverb server. table: rlstack's
     own table in a node of its own; it draws with the run's seed, so that a run in lock-step equals
-    a single process. auto: reverb where Reverb is installed, without sampler_factory and
-    item_processor; else table."""
+    a single process. auto: reverb where Reverb is installed, without sampler_factory,
+    item_processor and newest_share; else table."""
 
     def __post_init__(self) -> None:
         """Checks every range.
@@ -159,7 +159,6 @@ class ReplayConfig(Checked):
             require("sampler_factory", not fifo, rule)
             rule = "0 or None with sampler_factory, whose draws may repeat an item"
             require("max_times_sampled", not self.times_limit, rule)
-
         require("newest_share", 0 <= self.newest_share <= 1, "in [0, 1]")
         drawn = not (fifo or self.sampler_factory or self.times_limit)
         rule = "0 with the sampler fifo, with sampler_factory and with max_times_sampled"
@@ -175,9 +174,9 @@ class ReplayConfig(Checked):
         return round(self.newest_share * batch_size)
 
     @property
-    def own_code(self) -> str:
-        """The first field that names code for the process of the items, "" for none."""
-        names = "sampler_factory", "item_processor"
+    def needs_table(self) -> str:
+        """The first given field that only rlstack's own tables have, "" for none."""
+        names = "sampler_factory", "item_processor", "newest_share"
         return next((name for name in names if getattr(self, name)), "")
 
     @property
@@ -200,7 +199,7 @@ class ReplayConfig(Checked):
         if self.service != "auto":
             return self.service
         found = importlib.util.find_spec("reverb") is not None
-        return "reverb" if found and not self.own_code else "table"
+        return "reverb" if found and not self.needs_table else "table"
 
     @property
     def tolerance(self) -> float:

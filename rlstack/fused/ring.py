@@ -189,14 +189,17 @@ class Ring:
     ) -> tuple[Learning, RingState, Updates]:
         """Learns as often as the rules allow; see `rlstack.fused.queue.StepQueue.learn`."""
         steps, valid, begins = ring.steps, ring.valid, ring.begins
+        writes = self._updater.writes_back
 
         def whole(ring: RingState) -> RingState:
-            return ring._replace(steps=steps, valid=valid, begins=begins)
+            kept = ring.steps if writes else steps
+            return ring._replace(steps=kept, valid=valid, begins=begins)
 
         def changing(ring: RingState) -> RingState:
             # Under vmap a loop copies its whole carry in each iteration. Learning changes neither
-            # the steps nor which cells have an item.
-            return ring._replace(steps=None, valid=None, begins=())  # type: ignore[arg-type]
+            # which cells have an item nor, for most agents, the steps.
+            kept: Any = ring.steps if writes else None
+            return ring._replace(steps=kept, valid=None, begins=())  # type: ignore[arg-type]
 
         def may_learn(carry: Any) -> Array:
             learning, part, updates = carry
@@ -210,9 +213,11 @@ class Ring:
             def make_batch() -> Batch:
                 return Batch(self.items(ring, cells), weights)
 
-            learning, updates, priorities = self._updater.update(learning, updates, make_batch)
-            if self._tree is not None and priorities is not None:
-                ring = self.update_priorities(ring, cells, priorities)
+            learning, updates, feedback = self._updater.update(learning, updates, make_batch)
+            if writes:
+                ring = self.write_back(ring, cells, feedback.updates, ~updates.failed)
+            if self._tree is not None and feedback.priorities is not None:
+                ring = self.update_priorities(ring, cells, feedback.priorities)
             return learning, changing(ring), updates
 
         learning, part, updates = jax.lax.while_loop(
@@ -376,6 +381,25 @@ class Ring:
         masses = self._tree.write(ring.masses, cells, priorities**self._cfg.priority_exponent)
         largest = jnp.maximum(ring.largest, priorities.max())
         return ring._replace(masses=masses, largest=largest)
+
+    def write_back(self, ring: RingState, cells: Array, updates: Any, active: Array) -> RingState:
+        """Replaces the stored agent outputs of the items in cells ``[B]``, where active.
+
+        Args:
+          ring: the content.
+          cells: the items.
+          updates: `rlstack.types.LearnerOutput.updates`, ``[T+1, B, ...]``.
+          active: whether to write, [] bool.
+        """
+        starts, env_ids = self._locate(ring, cells)
+        offsets = jnp.arange(self._cfg.context, self._cfg.unroll_length + 1)[:, None]
+        rows = jnp.where(active, (starts + offsets) % self._rows, self._rows)
+        step = ring.steps[0]
+        before, structure, *after = (jax.tree.structure(part) for part in step)
+        leaves = [None] * before.num_leaves + structure.flatten_up_to(updates)
+        leaves += [None] * sum(part.num_leaves for part in after)
+        index = rows, jnp.broadcast_to(env_ids, rows.shape)
+        return ring._replace(steps=ring.steps.replaced(index, leaves))
 
     def _uniform(self, rng_key: PRNGKey, other_key: PRNGKey, valid: Array, filled: Array) -> Array:
         """Draws cells with items: two for each place of the batch, then others as needed.

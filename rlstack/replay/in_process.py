@@ -153,6 +153,13 @@ class InProcessReplay:
                 self._refuse_closed("update_priorities")
             self._table.update_priorities(keys, priorities)
 
+    def write_back(self, keys: np.ndarray, updates: PyTree) -> None:
+        """Writes new agent outputs into the steps of items; ignores items no longer held."""
+        with self._lock:
+            if self._closed:
+                self._refuse_closed("write_back")
+            self._table.write_back(keys, updates)
+
     def set_params_version(self, version: int) -> None:
         """Sets the version of the learner's params."""
         with self._lock:

@@ -315,6 +315,18 @@ class ItemTable:
         keys, priorities = checked_priorities(self._where, keys, priorities)
         self.sampler.update(keys.astype(np.int64), priorities)
 
+    def write_back(self, keys: np.ndarray, updates: PyTree) -> None:
+        """Writes new agent outputs into the steps of items; ignores items no longer held."""
+        if self._cfg.sampler == "fifo":
+            raise ValueError(
+                f"{self._where}.write_back: the sampler must be uniform or prioritized; a fifo does "
+                "not draw its items again."
+            )
+        keys = np.asarray(keys).astype(np.int64)
+        held = np.flatnonzero(self.sampler.held(keys))
+        starts, env_ids = self.locate(keys)
+        self.ring.write_output(self._where, starts + self._context, env_ids, updates, held)
+
     def stats(self) -> Logs:
         """Returns sizes, counters and the lag of the last batch's items."""
         logs = as_logs(

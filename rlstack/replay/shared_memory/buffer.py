@@ -250,6 +250,12 @@ class SharedMemReplayBuffer:
             self._check_open("update_priorities")
             self._table.update_priorities(keys, priorities)
 
+    def write_back(self, keys: np.ndarray, updates: PyTree) -> None:
+        """Writes new agent outputs into the steps of items; ignores items no longer held."""
+        with self._lock:
+            self._check_open("write_back")
+            self._table.write_back(keys, updates)
+
     def set_params_version(self, version: int) -> None:
         """Sets the version of the learner's params."""
         with self._lock:
@@ -356,7 +362,7 @@ class SharedMemReader:
         table.counter.separate()
         self._steps_held = table.items * cfg.step_period + cfg.unroll_length
         # A sampler and an item processor need to know where episodes were broken off.
-        self._knows_breaks = bool(cfg.own_code)
+        self._knows_breaks = bool(cfg.sampler_factory or cfg.item_processor)
         self._changed = True  # whether the table has changed since the last `publish`
         self._published: tuple[int, ...] = ()
         self.asked: int | None = None
