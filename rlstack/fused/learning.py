@@ -117,9 +117,7 @@ class Updater:
         )
         return _where(learned, after, learning), updates, feedback
 
-    def _make(
-        self, learning: Learning, batch: Batch
-    ) -> tuple[Learning, Array, Array, Feedback]:
+    def _make(self, learning: Learning, batch: Batch) -> tuple[Learning, Array, Array, Feedback]:
         params, learner_state, output = self._agent.learner_step(
             learning.params, learning.learner_state, batch
         )

@@ -61,7 +61,7 @@ class StepRing:
         self._last_buffer = 0
         self._is_shared = False  # whether others write to the rings
         # Of leaves that the reader of shared rings replaced: new values, and of which steps.
-        self._written: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._replaced: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     @property
     def step_type(self) -> np.ndarray:
@@ -241,10 +241,10 @@ class StepRing:
             indices = self._start_indices(starts, env_ids)
             for i in self._once:
                 self._flat[i].take(indices, axis=0, out=batch[i], mode="wrap")
-        if self._written:
+        if self._replaced:
             steps = starts[..., None, :] + np.arange(self._length)[:, None]
-            for i in self._written:
-                self._put_written(i, batch[i], steps, env_ids[..., None, :])
+            for i in self._replaced:
+                self._put_replaced(i, batch[i], steps, env_ids[..., None, :])
         return self._treedef.unflatten(batch)
 
     def write_output(
@@ -284,21 +284,21 @@ class StepRing:
             at = steps % self.rows, np.broadcast_to(env_ids[columns], steps.shape)
             if self._is_shared:
                 # A writer may overwrite a row at any time, so the reader keeps its own values.
-                if i not in self._written:
+                if i not in self._replaced:
                     ring = self._rings[i]
-                    self._written[i] = np.empty_like(ring), np.full(ring.shape[:2], _NEVER)
-                own, numbers = self._written[i]
+                    self._replaced[i] = np.empty_like(ring), np.full(ring.shape[:2], _NEVER)
+                own, numbers = self._replaced[i]
                 own[at], numbers[at] = values[:, columns], steps
             else:
                 self._rings[i][at] = values[:, columns]
 
-    def _put_written(
+    def _put_replaced(
         self, leaf: int, values: np.ndarray, steps: np.ndarray, env_ids: np.ndarray
     ) -> None:
         """Writes what `write_output` kept for these steps into copies of the ring's values."""
-        if leaf not in self._written:
+        if leaf not in self._replaced:
             return
-        own, numbers = self._written[leaf]
+        own, numbers = self._replaced[leaf]
         steps, env_ids = np.broadcast_arrays(steps, env_ids)
         rows = steps % self.rows
         there = numbers[rows, env_ids] == steps
@@ -344,7 +344,7 @@ class StepRing:
             flat, rows = self._flat[i], at_starts if i in self._once else indices
             batches = out.reshape((-1, len(rows), width, *flat.shape[1:]))
             values = flat.take(rows.T, axis=0, mode="wrap")
-            self._put_written(i, values, starts[:, None] + np.arange(len(rows)), env_ids[:, None])
+            self._put_replaced(i, values, starts[:, None] + np.arange(len(rows)), env_ids[:, None])
             batches[batch, :, column] = values
 
     def _buffer(self, shape: tuple[int, ...]) -> list[np.ndarray]:
@@ -427,7 +427,7 @@ class StepRing:
         saved: list[np.ndarray] = [np.empty(0)] * len(self._rings)
         for i in self._every:
             saved[i] = self._rings[i][where, envs]
-            self._put_written(i, saved[i], steps, envs)
+            self._put_replaced(i, saved[i], steps, envs)
         if self._once:
             rows = np.arange(-(-used // self._period))[:, None]
             starts = _latest(self._starts_in(seen), rows, -(-sizes.rows // self._period))
@@ -453,7 +453,7 @@ class StepRing:
         if not saved:
             return
         saved = self._treedef.flatten_up_to(tree)
-        self._written = {}
+        self._replaced = {}
         wanted = _latest(seen, np.arange(self.rows)[:, None], self.rows)
         there = (wanted >= 0) & (wanted >= seen - sizes.rows)
         rows, envs = np.nonzero(there)

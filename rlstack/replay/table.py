@@ -319,8 +319,8 @@ class ItemTable:
         """Writes new agent outputs into the steps of items; ignores items no longer held."""
         if self._cfg.sampler == "fifo":
             raise ValueError(
-                f"{self._where}.write_back: the sampler must be uniform or prioritized; a fifo does "
-                "not draw its items again."
+                f"{self._where}.write_back: the sampler must be uniform or prioritized; a fifo "
+                "does not draw its items again."
             )
         keys = np.asarray(keys).astype(np.int64)
         held = np.flatnonzero(self.sampler.held(keys))

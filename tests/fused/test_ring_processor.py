@@ -104,9 +104,7 @@ def test_items_of_one_draw_are_the_same_whenever_they_are_made_and_others_in_the
 
 
 def test_a_replay_without_a_processor_has_no_more_arrays_than_before():
-    ring, state = make(
-        dataclasses.replace(CONFIG, item_processor=""), coded(0, [FIRST] * NUM_ENVS)
-    )
+    ring, state = make(dataclasses.replace(CONFIG, item_processor=""), coded(0, [FIRST] * NUM_ENVS))
     state = ring.add(state, coded(0, [FIRST] * NUM_ENVS))
     assert state.begins == ()
     arrays = 9 + len(jax.tree.leaves(state.steps))  # the fields before `begins`

@@ -124,9 +124,9 @@ def test_what_does_not_fit_is_told_before_the_start(tmp_path):
     experiment = dataclasses.replace(
         cartpole, replay=dataclasses.replace(cartpole.replay, **changes)
     )
-    with pytest.raises(ValueError, match="item_processor .*achieved_goal and desired_goal"):
+    with pytest.raises(ValueError, match=r"item_processor .*achieved_goal and desired_goal"):
         running.run(experiment, tmp_path / "run")
     with_data = dataclasses.replace(experiment, data="somewhere")
-    with pytest.raises(ValueError, match="somewhere|item_processor"):
+    with pytest.raises(ValueError, match=r"somewhere|item_processor"):
         running.run(with_data, tmp_path / "data")
     assert jax.tree.leaves(changes)

@@ -284,7 +284,7 @@ def test_mistakes_are_named(arguments, kind, message):
 def test_observations_without_goals_are_named():
     item, episode = item_of(STREAM, [0], 1, [0], [4])
     bare = item._replace(timestep=item.timestep._replace(observation=np.zeros((2, 1, 1))))
-    with pytest.raises(WrongKindError, match="must be dicts with the entries .*got no dict"):
+    with pytest.raises(WrongKindError, match=r"must be dicts with the entries .*got no dict"):
         Hindsight(reward)(Fixed([0.0]), bare, episode)
     del item.timestep.observation["desired_goal"]
     with pytest.raises(WrongKindError, match="got achieved_goal, observation"):
