@@ -84,6 +84,7 @@ class PackedSteps:
           leaves: the leaves of a step in their order, ``[n, k, ...]``, None for those that stay.
         """
         arrays, number = list(self._arrays), int(any(part.words for part in self._layout.parts))
+        where: Any
         for part, leaf in zip(self._layout.parts, leaves, strict=True):
             at = 0 if part.words else number
             number += part.words is None

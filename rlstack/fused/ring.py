@@ -354,7 +354,7 @@ class Ring:
             jnp.asarray(new, x.dtype)
             for x, new in zip(old, checked_item(self._cfg, item, made), strict=True)
         ]
-        return structure.unflatten(leaves)  # type: ignore[no-any-return]
+        return structure.unflatten(leaves)
 
     def _with_newest(self, ring: RingState, cells: Array) -> Array:
         """Returns cells that were drawn, the first ones replaced by those of the newest items."""

@@ -76,7 +76,8 @@ class BitFlip:
     def step(self, rng_key: PRNGKey, state: GoalState, action: Array) -> Outcome:
         """Flips a bit."""
         del rng_key
-        place = state.place.at[action].set(1.0 - state.place[action])
+        flipped = jnp.arange(self._bits) == action
+        place = jnp.where(flipped, 1.0 - state.place, state.place)
         after = GoalState(place, state.goal, state.time + 1)
         reward = bits_reward(place, state.goal, {})
         done = has_bits(place, state.goal, {})

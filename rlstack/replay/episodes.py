@@ -101,7 +101,7 @@ def make_processor(cfg: ReplayConfig) -> Processor:
     if isinstance(made, type):
         raise WrongKindError(f"{rule}, the class {made.__name__}: return an object of it.")
     check_callable(rule, made, None, None, None)
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def check_processor(cfg: ReplayConfig, spec: Transition) -> None:

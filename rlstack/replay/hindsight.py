@@ -122,7 +122,7 @@ def _loaded(name: str, hook: Hook) -> Callable[..., Any]:
     check_callable(
         f"{_WHERE}: {name} {name_of(hook)} must be a function {_WANTED}", function, *(None,) * 3
     )
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def _goals(observation: Any) -> Mapping[str, Any]:
@@ -137,4 +137,4 @@ def _goals(observation: Any) -> Mapping[str, Any]:
             f"{_WHERE}: observations must be dicts with the entries achieved_goal and "
             f"desired_goal; got {'no dict' if entries is None else ', '.join(entries)}."
         )
-    return observation  # type: ignore[no-any-return]
+    return observation

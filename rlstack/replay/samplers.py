@@ -208,9 +208,9 @@ class Uniform(Sampler):
         if not self._limit:
             cells = self._choose(batch_size)
             if len(self._newest):
-                keys = self._newest[::-1][: self._cfg.newest(batch_size)]
-                keys = keys[(keys >= 0) & self.held(keys)]
-                cells[: len(keys)] = keys % len(self.key_at)
+                last = self._newest[::-1][: self._cfg.newest(batch_size)]
+                last = last[(last >= 0) & self.held(last)]
+                cells[: len(last)] = last % len(self.key_at)
             return self.key_at[cells], self._relative_probs(cells)
         # Drawing many items together and rejecting draws of removed items has the same distribution
         # as drawing one by one and removing items in between.

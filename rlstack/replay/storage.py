@@ -310,7 +310,7 @@ class StepRing:
         structure = self._treedef.children()[0]  # the first field
         where = steps % self.rows * self._num_envs + env_ids
         leaves = [flat.take(where, axis=0) for flat in self._flat[: structure.num_leaves]]
-        return structure.unflatten(leaves)  # type: ignore[no-any-return]
+        return structure.unflatten(leaves)
 
     def _indices(self, starts: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
         """Returns the indices of windows in `_flat`, ``[..., T+1, B]``.

@@ -13,7 +13,7 @@ FIRST, MID, LAST = 0, 1, 2
 
 
 def reward(achieved, desired, info):
-    return -np.abs(achieved - desired).sum(-1)
+    return -abs(achieved - desired).sum(-1)
 
 
 def arrived(achieved, desired, info):

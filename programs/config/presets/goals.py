@@ -41,7 +41,7 @@ def bitflip_her(name: str) -> Experiment:
             target_rate=0.05,
             epsilon_start=0.5,
             epsilon_end=0.05,
-            epsilon_frames=100_000,
+            epsilon_frames=20_000,
             optimizer=OptimizerConfig(learning_rate=1e-3),
         ),
         env=EnvConfig(f"{_GOALS}:BitFlip", num_envs=16, type="jax", options={"bits": 15}),
@@ -49,7 +49,7 @@ def bitflip_her(name: str) -> Experiment:
         replay=_with_hindsight(replay, reward="bits_reward", terminated="has_bits"),
         topology="fused",
         evaluator=EvaluatorConfig(episodes=200, num_envs=200),
-        frames=300_000,
+        frames=60_000,
     )
 
 
@@ -71,5 +71,5 @@ def reach_her(name: str) -> Experiment:
         replay=_with_hindsight(replay, reward="point_reward"),
         topology="fused",
         evaluator=EvaluatorConfig(episodes=200, num_envs=200),
-        frames=100_000,
+        frames=40_000,
     )
