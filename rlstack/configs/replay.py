@@ -91,8 +91,8 @@ class ReplayConfig(Checked):
     demonstration_share: float = 0.5
     """Share of demonstrations in a batch, added to its batch_size items. 0.5 doubles the batch."""
     newest_share: float = 0.0
-    """Share of each batch that is not drawn: the items inserted last. Their weights are as if they
-    had been drawn. Not for fifo, with sampler_factory or with max_times_sampled."""
+    """Share of each batch that is the items inserted last, with the weights of drawn ones. Not for
+    fifo, nor with sampler_factory or max_times_sampled."""
     sampler_factory: Hook = ""
     """A sampler of your own instead of uniform or prioritized, as "module:callable" of a function
     () -> sampler; see `rlstack.replay.custom`. The sampler chooses among the items held. A Reverb
@@ -100,7 +100,7 @@ class ReplayConfig(Checked):
     item_processor: Hook = ""
     """What changes items where they are drawn, such as their goals in hindsight, as
     "module:callable" of a function (**options) -> processor; see `rlstack.replay.episodes`. Not for
-    fifo, which has no other steps of an episode. A Reverb server has none; see service."""
+    fifo. A Reverb server has none; see service."""
     item_processor_options: dict[str, int | float | bool | str] = field(default_factory=dict)
     """Arguments for item_processor, as names and values."""
     service: Literal["auto", "reverb", "table"] = "auto"
@@ -159,19 +159,13 @@ class ReplayConfig(Checked):
             require("sampler_factory", not fifo, rule)
             rule = "0 or None with sampler_factory, whose draws may repeat an item"
             require("max_times_sampled", not self.times_limit, rule)
-        require("newest_share", 0 <= self.newest_share <= 1, "in [0, 1]")
-        drawn = not (fifo or self.sampler_factory or self.times_limit)
-        rule = "0 with the sampler fifo, with sampler_factory and with max_times_sampled"
-        require("newest_share", not self.newest_share or drawn, rule)
-        plain = not (fifo or self.context or self.frame_stack)
-        rule = "empty with the sampler fifo, with context and with frame_stack"
-        require("item_processor", not self.item_processor or plain, rule)
-        fits = bool(self.item_processor) or not self.item_processor_options
+        most = 0 if fifo or self.sampler_factory or self.times_limit else 1
+        rule = "in [0, 1], and 0 with the sampler fifo, sampler_factory or max_times_sampled"
+        require("newest_share", 0 <= self.newest_share <= most, rule)
+        plain = not (self.item_processor and (fifo or self.context or self.frame_stack))
+        require("item_processor", plain, "empty with the sampler fifo, context or frame_stack")
+        fits = self.item_processor != "" or not self.item_processor_options
         require("item_processor_options", fits, "empty without item_processor")
-
-    def newest(self, batch_size: int) -> int:
-        """Returns how many items of a batch are the newest ones."""
-        return round(self.newest_share * batch_size)
 
     @property
     def needs_table(self) -> str:

@@ -358,7 +358,7 @@ class Ring:
 
     def _with_newest(self, ring: RingState, cells: Array) -> Array:
         """Returns cells that were drawn, the first ones replaced by those of the newest items."""
-        count, num_envs = self._cfg.newest(len(cells)), self._actors.num_envs
+        count, num_envs = round(self._cfg.newest_share * len(cells)), self._actors.num_envs
         if not count:
             return cells
         # If items may not start at LAST, at most every second start is lost.

@@ -26,7 +26,7 @@ class Sampler:
         self._times = np.zeros(cells if self._limit else 0, np.int32)
         self._high = 0  # cells from here on have never been used
         # The keys of the items inserted last, of which `newest_share` takes some.
-        self._newest = np.full(cfg.newest(cfg.batch_size), -1, np.int64)
+        self._newest = np.full(round(cfg.newest_share * cfg.batch_size), -1, np.int64)
         self.size = 0
         self.dropped = 0  # items removed from a full fifo before they were sampled
         self.stale = 0  # items removed from a fifo because they were too old
@@ -208,7 +208,7 @@ class Uniform(Sampler):
         if not self._limit:
             cells = self._choose(batch_size)
             if len(self._newest):
-                last = self._newest[::-1][: self._cfg.newest(batch_size)]
+                last = self._newest[::-1][: round(self._cfg.newest_share * batch_size)]
                 last = last[(last >= 0) & self.held(last)]
                 cells[: len(last)] = last % len(self.key_at)
             return self.key_at[cells], self._relative_probs(cells)
