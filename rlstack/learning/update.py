@@ -84,10 +84,9 @@ class OneCall:
 
     def __call__(self, params: Params, learner_state: LearnerState, placed: Batch) -> Updated:
         """Returns at once where JAX dispatches asynchronously, as on an accelerator."""
-        before = params, learner_state
         after, learner_state, logs, back = self._jitted(params, learner_state, placed)
+        before, (priorities, updates) = (params, learner_state), back
         logs_on_host = functools.partial(fetch, self._names, logs)
-        priorities, updates = back
         return Updated(after, learner_state, before, logs_on_host, priorities, updates=updates)
 
     def compiled(
