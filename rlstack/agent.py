@@ -106,6 +106,10 @@ class Agent(abc.ABC):
     # sampler draws all items alike, so programs refuse it.
     has_priorities: bool = False
 
+    # Whether `learner_step` returns new values of the steps in replay, `LearnerOutput.updates`.
+    # Programs refuse such an agent where the replay cannot take them.
+    writes_back: bool = False
+
     # Whether `learner_step` reads the acting state at the first step of an item only. Replay then
     # stores it at these steps only, and a batch may have it as [1, B, ...] instead of
     # [T+1, B, ...]. It counts only in the class that states it, because a subclass may read more.

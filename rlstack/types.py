@@ -88,6 +88,9 @@ class LearnerOutput(NamedTuple):
 
     logs: Logs  # scalars
     priorities: Array | None = None  # [B] float32, new replay priorities of the batch's items
+    # [T+1, B, ...] new values of the stored `Transition.agent_output` of the batch's items, with
+    # None for the arrays that stay; needs `Agent.writes_back`
+    updates: AgentOut | None = None
 
 
 class LogWriter(Protocol):

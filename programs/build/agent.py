@@ -122,12 +122,32 @@ def _check_for_training(experiment: Experiment, agent: Agent) -> None:
             "of a batch no priorities. Use --replay.sampler uniform, or set has_priorities = "
             "True in the class of an agent that returns them."
         )
+    if agent.writes_back:
+        _check_writing_back(experiment, name)
     if experiment.policy.counts and not _counts(agent):
         raise ValueError(
             f"Experiment: policy.schedule must be constant and policy.warm_up 0 for {name}, whose "
             f"state does not count steps; got {experiment.policy.schedule} and "
             f"{experiment.policy.warm_up}."
         )
+
+
+def _check_writing_back(experiment: Experiment, name: str) -> None:
+    """Checks that a replay takes the new values that an agent gives its steps."""
+    replay, learner = experiment.replay, experiment.learner
+    served = experiment.layout.has_replay_node and replay.chosen_service == "reverb"
+    for field, bad, rule in (
+        ("replay.service", served, "table"),
+        ("replay.sampler", replay.sampler == "fifo", "uniform or prioritized"),
+        ("learner.devices", len(learner.devices) > 1, "one device"),
+        ("learner.processes", learner.processes > 1, "1"),
+        ("data", bool(experiment.data), "empty"),
+    ):
+        if bad:
+            raise ValueError(
+                f"Experiment: {field} must be {rule} for {name}, which writes back to the steps "
+                f"in replay. Change --{field}."
+            )
 
 
 def _policy_of_training(experiment: Experiment) -> Callable[[], exploration.Policy]:

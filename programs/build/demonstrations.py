@@ -28,12 +28,12 @@ def demonstrated(cfg: ReplayConfig, agent: Agent, spec: EnvSpec) -> Agent:
 
 
 @functools.lru_cache(maxsize=1)  # an update is traced several times
-def _read_all(cfg: ReplayConfig) -> tuple[Dataset, np.ndarray]:
-    dataset = Dataset(located(cfg.demonstrations))
-    return dataset, window_starts(dataset, cfg)
+def _read_all(demonstrations: str) -> Dataset:
+    return Dataset(located(demonstrations))
 
 
 def _recording(cfg: ReplayConfig, spec: EnvSpec) -> Recording:
-    dataset, starts = _read_all(cfg)
+    dataset = _read_all(cfg.demonstrations)
+    starts = window_starts(dataset, cfg)
     timestep, action = dataset.read(np.arange(dataset.header.steps), spec)
     return Recording(timestep, action, starts.astype(np.int32))

@@ -33,6 +33,10 @@ def check_hooks(experiment: Experiment) -> None:
         from rlstack.replay.custom import make_sampler
 
         make_sampler(experiment.replay)
+    if experiment.replay.item_processor:
+        from rlstack.replay.episodes import make_processor
+
+        make_processor(experiment.replay)
     if experiment.observation_processor:
         from rlstack.families.observing import load_processor
 

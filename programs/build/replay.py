@@ -74,9 +74,13 @@ def replay_bytes(experiment: Experiment, spec: Transition, runs: int = 1) -> int
     """Returns the bytes that the replay takes at most; arguments as in `announce_replay`.
 
     Raises:
-      ValueError: the machine has less memory than that.
+      ValueError: the machine has less memory than that, or the item processor does not fit.
     """
     stored, num_envs = Stored.of(experiment, spec), experiment.total_envs
+    if stored.cfg.item_processor:
+        from rlstack.replay.episodes import check_processor
+
+        check_processor(stored.cfg, stored.spec)
     layout = experiment.layout
     in_shared_memory = layout.has_nodes and not layout.has_replay_node
     is_served = layout.has_replay_node and experiment.replay.chosen_service == "table"

@@ -150,9 +150,9 @@ class Experiment(Checked):
         program_config.check(
             self.topology, self.program, self.replay, self.learner, tuple(self.policies)
         )
-        if self.replay.sampler_factory and self.replay.service == "reverb":
+        if (own := self.replay.needs_table) and self.replay.service == "reverb":
             raise ValueError(
-                f"Experiment: replay.sampler_factory must be empty with replay.service reverb, "
+                f"Experiment: replay.{own} must be left out with replay.service reverb, "
                 f"{NO_FACTORY}. Use --replay.service table."
             )
         if self.step_processor:

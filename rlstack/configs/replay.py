@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rlstack.checks import Checked
 from rlstack.references import Hook
 
-# Why a Reverb table takes no sampler of the user's own.
+# Why a Reverb table takes nothing that `ReplayConfig.needs_table` names.
 NO_FACTORY = (
     "because Reverb's server, which is written in C++, draws the items and calls no Python for it"
 )
@@ -90,15 +90,24 @@ class ReplayConfig(Checked):
     record` writes one. Batch.demonstrated tells them apart. Not for fifo."""
     demonstration_share: float = 0.5
     """Share of demonstrations in a batch, added to its batch_size items. 0.5 doubles the batch."""
+    newest_share: float = 0.0
+    """Share of each batch that is the items inserted last, with the weights of drawn ones. Not for
+    fifo, nor with sampler_factory or max_times_sampled."""
     sampler_factory: Hook = ""
     """A sampler of your own instead of uniform or prioritized, as "module:callable" of a function
     () -> sampler; see `rlstack.replay.custom`. The sampler chooses among the items held. A Reverb
     server has no such samplers; see service."""
+    item_processor: Hook = ""
+    """What changes items where they are drawn, such as their goals in hindsight, as
+    "module:callable" of a function (**options) -> processor; see `rlstack.replay.episodes`. Not for
+    fifo. A Reverb server has none; see service."""
+    item_processor_options: dict[str, int | float | bool | str] = field(default_factory=dict)
+    """Arguments for item_processor, as names and values."""
     service: Literal["auto", "reverb", "table"] = "auto"
     """What holds the items in the topology distributed. reverb: a Reverb server. table: rlstack's
     own table in a node of its own; it draws with the run's seed, so that a run in lock-step equals
-    a single process. auto: reverb where Reverb is installed and sampler_factory is empty, else
-    table."""
+    a single process. auto: reverb where Reverb is installed, without sampler_factory,
+    item_processor and newest_share; else table."""
 
     def __post_init__(self) -> None:
         """Checks every range.
@@ -150,6 +159,19 @@ class ReplayConfig(Checked):
             require("sampler_factory", not fifo, rule)
             rule = "0 or None with sampler_factory, whose draws may repeat an item"
             require("max_times_sampled", not self.times_limit, rule)
+        most = 0 if fifo or self.sampler_factory or self.times_limit else 1
+        rule = "in [0, 1], and 0 with the sampler fifo, sampler_factory or max_times_sampled"
+        require("newest_share", 0 <= self.newest_share <= most, rule)
+        plain = not (self.item_processor and (fifo or self.context or self.frame_stack))
+        require("item_processor", plain, "empty with the sampler fifo, context or frame_stack")
+        fits = self.item_processor != "" or not self.item_processor_options
+        require("item_processor_options", fits, "empty without item_processor")
+
+    @property
+    def needs_table(self) -> str:
+        """The first given field that only rlstack's own tables have, "" for none."""
+        names = "sampler_factory", "item_processor", "newest_share"
+        return next((name for name in names if getattr(self, name)), "")
 
     @property
     def step_period(self) -> int:
@@ -171,7 +193,7 @@ class ReplayConfig(Checked):
         if self.service != "auto":
             return self.service
         found = importlib.util.find_spec("reverb") is not None
-        return "reverb" if found and not self.sampler_factory else "table"
+        return "reverb" if found and not self.needs_table else "table"
 
     @property
     def tolerance(self) -> float:

@@ -80,6 +80,8 @@ class Demonstrated(Wrapped):
         params, agent_state, output = self.agent.learner_step(params, learner_state.agent, joined)
         if output.priorities is not None:
             output = output._replace(priorities=output.priorities[: len(batch.weights)])
+        own = jax.tree.map(lambda x: x[:, : len(batch.weights)], output.updates)
+        output = output._replace(updates=own)
         return params, DemonstratedState(agent_state, rng_key), output
 
     def joined(self, rng_key: PRNGKey, batch: Batch) -> Batch:

@@ -41,6 +41,7 @@ class Wrapped(Agent):
         self.obs_spec, self.action_spec = agent.obs_spec, agent.action_spec
         self.network, self.policy = agent.network, agent.policy
         self.learns, self.has_priorities = agent.learns, agent.has_priorities
+        self.writes_back = agent.writes_back
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.agent, *self._others)

@@ -30,17 +30,26 @@ class Updates(NamedTuple):
     batch: Batch | tuple[()]  # batch of the dropped update, zeros if none; () without the check
 
 
+class Feedback(NamedTuple):
+    """What an update tells the replay, see `rlstack.types.LearnerOutput`."""
+
+    priorities: Array | None
+    updates: Any
+
+
 class Updater:
     """Makes updates; the methods are pure.
 
     Attributes:
       names: the names of the logs.
+      writes_back: whether updates give new values of stored steps.
     """
 
     def __init__(self, agent: Agent, *, check_finite: bool = True, devices: Devices) -> None:
         """Stores the agent, which learns by its ``learner_step``, and the devices that share it."""
         self._agent, self._check_finite, self._devices = agent, check_finite, devices
         self.names: tuple[str, ...] = ()
+        self.writes_back = agent.writes_back
         # Traced once: `none` needs its shapes, and tracing an update takes a part of a second.
         self._step = jax.jit(self._make, inline=True)
 
@@ -72,7 +81,7 @@ class Updater:
         updates: Updates,
         make_batch: Callable[[], Batch],
         active: Array | bool | None = None,
-    ) -> tuple[Learning, Updates, Array | None]:
+    ) -> tuple[Learning, Updates, Feedback]:
         """Makes one update, unless an earlier one failed.
 
         Args:
@@ -83,7 +92,7 @@ class Updater:
           active: whether to make the update, [] bool.
 
         Returns:
-          The new state, the new result, and the priorities of the items, if the agent gives them.
+          The new state, the new result, and what the agent gives the items.
         """
 
         def make() -> Batch:
@@ -91,7 +100,7 @@ class Updater:
             divided = self._devices.divided
             return Batch(divided(batch.trajectory, 1), divided(batch.weights, 0))
 
-        after, logs, finite, priorities = self._step(learning, make())
+        after, logs, finite, feedback = self._step(learning, make())
         fails = ~finite if self._check_finite else jnp.zeros((), bool)
         learned = ~fails
         if active is not None:
@@ -106,11 +115,9 @@ class Updater:
             jnp.where(fails, logs, updates.failed_logs),
             kept,
         )
-        return _where(learned, after, learning), updates, priorities
+        return _where(learned, after, learning), updates, feedback
 
-    def _make(
-        self, learning: Learning, batch: Batch
-    ) -> tuple[Learning, Array, Array, Array | None]:
+    def _make(self, learning: Learning, batch: Batch) -> tuple[Learning, Array, Array, Feedback]:
         params, learner_state, output = self._agent.learner_step(
             learning.params, learning.learner_state, batch
         )
@@ -118,7 +125,8 @@ class Updater:
         logs = [jnp.mean(jnp.asarray(x, jnp.float32)) for x in output.logs.values()]
         after = Learning(params, learner_state, learning.version + 1)
         finite = is_finite(output.logs, params)
-        return after, jnp.array(logs, jnp.float32), finite, output.priorities
+        feedback = Feedback(output.priorities, output.updates)
+        return after, jnp.array(logs, jnp.float32), finite, feedback
 
 
 def _where(condition: Array, new: Any, old: Any) -> Any:

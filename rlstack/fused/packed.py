@@ -76,6 +76,27 @@ class PackedSteps:
         pairs = zip(self._arrays, packed, strict=True)
         return PackedSteps(tuple(old.at[row].set(new) for old, new in pairs), self._layout)
 
+    def replaced(self, index: tuple[Array, Array], leaves: list[Array | None]) -> PackedSteps:
+        """Returns the steps with some leaves replaced at an index of both axes.
+
+        Args:
+          index: rows and columns, ``[n, k]``; those outside are left out.
+          leaves: the leaves of a step in their order, ``[n, k, ...]``, None for those that stay.
+        """
+        arrays, number = list(self._arrays), int(any(part.words for part in self._layout.parts))
+        where: Any
+        for part, leaf in zip(self._layout.parts, leaves, strict=True):
+            at = 0 if part.words else number
+            number += part.words is None
+            if leaf is None:
+                continue
+            new, where = jnp.asarray(leaf, part.dtype), index
+            if part.words:
+                words = jax.lax.bitcast_convert_type(new, jnp.uint32)
+                new, where = words.reshape(*words.shape[:2], -1), (*index, slice(*part.words))
+            arrays[at] = arrays[at].at[where].set(new, mode="drop")
+        return PackedSteps(tuple(arrays), self._layout)
+
     def __getitem__(self, index: Any) -> Transition:
         """Returns the steps at an index of the first axis, or of both axes of all arrays."""
         arrays = iter([array[index] for array in self._arrays])

@@ -8,7 +8,7 @@ numbers differ.
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +20,14 @@ from rlstack.fused.packed import PackedSteps
 from rlstack.fused.sum_tree import SumTree, scaled
 from rlstack.replay.memory import ring_shape
 from rlstack.replay.prioritized import PRIORITY_FLOOR
-from rlstack.types import Array, Batch, PRNGKey, StepType, Transition
+from rlstack.types import Array, Batch, PRNGKey, StepType, TimeStep, Transition
+
+if TYPE_CHECKING:  # imported by replays with an item processor
+    from rlstack.replay.episodes import Processor
 
 _FEW = 1 << 22  # for at most this number of cells, 32 bits give probabilities equal to 0.1 %
 _FINEST = 1000  # samples_per_insert and its tolerance are taken as fractions of at most this
+_PROCESSING = 1 << 16  # folded into the key of an item processor; `split` has smaller numbers
 
 
 class RingState(NamedTuple):
@@ -40,6 +44,8 @@ class RingState(NamedTuple):
     rng_key: PRNGKey
     masses: tuple[Array, ...]  # masses of the items, levels of a `SumTree`; () if uniform
     largest: Array  # [] float32, the largest priority so far
+    # [rows, B] int32, the first step of each step's episode; () without an item processor.
+    begins: Any = ()
 
 
 class Ring:
@@ -85,6 +91,11 @@ class Ring:
         first = self._first_credit + self._rate * cfg.min_size
         batch = self.unit * cfg.batch_size
         self.most_updates = max(1, (max(first, batch) + inserted) // batch)
+        self._processor: Processor | None = None
+        if cfg.item_processor:
+            from rlstack.replay.episodes import make_processor
+
+            self._processor = make_processor(cfg)
         self._tree = None
         if cfg.sampler == "prioritized":
             self._tree = SumTree(self._items * actors.num_envs)
@@ -107,6 +118,9 @@ class Ring:
           rng_key: the key for the replay's draws.
         """
         none = jnp.zeros((), jnp.int32)
+        begins: Any = ()
+        if self._processor is not None:
+            begins = jnp.zeros((self._rows, self._actors.num_envs), jnp.int32)
         return RingState(
             steps=PackedSteps.zeros(self._rows, step),
             steps_added=none,
@@ -119,6 +133,7 @@ class Ring:
             rng_key=rng_key,
             masses=() if self._tree is None else self._tree.empty(),
             largest=jnp.ones(()),
+            begins=begins,
         )
 
     def restart(
@@ -134,8 +149,8 @@ class Ring:
 
     def env_axes(self, ring: RingState) -> RingState:
         """Returns the axis of environments of each array of a state that is not ``WHOLE``."""
-        axes: Any = jax.tree.map(lambda _: 1, ring.steps), 1
-        return ring._replace(steps=axes[0], valid=axes[1])
+        axes: Any = jax.tree.map(lambda _: 1, (ring.steps, ring.valid, ring.begins))
+        return ring._replace(steps=axes[0], valid=axes[1], begins=axes[2])
 
     def batch_spec(self, ring: RingState) -> Batch:
         """Returns shapes and dtypes of the batches."""
@@ -173,15 +188,18 @@ class Ring:
         self, learning: Learning, ring: RingState, updates: Updates, good: Array, most: Array
     ) -> tuple[Learning, RingState, Updates]:
         """Learns as often as the rules allow; see `rlstack.fused.queue.StepQueue.learn`."""
-        steps, valid = ring.steps, ring.valid
+        steps, valid, begins = ring.steps, ring.valid, ring.begins
+        writes = self._updater.writes_back
 
         def whole(ring: RingState) -> RingState:
-            return ring._replace(steps=steps, valid=valid)
+            kept = ring.steps if writes else steps
+            return ring._replace(steps=kept, valid=valid, begins=begins)
 
         def changing(ring: RingState) -> RingState:
             # Under vmap a loop copies its whole carry in each iteration. Learning changes neither
-            # the steps nor which cells have an item.
-            return ring._replace(steps=None, valid=None)  # type: ignore[arg-type]
+            # which cells have an item nor, for most agents, the steps.
+            kept: Any = ring.steps if writes else None
+            return ring._replace(steps=kept, valid=None, begins=())  # type: ignore[arg-type]
 
         def may_learn(carry: Any) -> Array:
             learning, part, updates = carry
@@ -193,11 +211,13 @@ class Ring:
             ring, cells, weights = self.draw(whole(part))
 
             def make_batch() -> Batch:
-                return Batch(self.gather(ring, cells), weights)
+                return Batch(self.items(ring, cells), weights)
 
-            learning, updates, priorities = self._updater.update(learning, updates, make_batch)
-            if self._tree is not None and priorities is not None:
-                ring = self.update_priorities(ring, cells, priorities)
+            learning, updates, feedback = self._updater.update(learning, updates, make_batch)
+            if writes:
+                ring = self.write_back(ring, cells, feedback.updates, ~updates.failed)
+            if self._tree is not None and feedback.priorities is not None:
+                ring = self.update_priorities(ring, cells, feedback.priorities)
             return learning, changing(ring), updates
 
         learning, part, updates = jax.lax.while_loop(
@@ -240,7 +260,17 @@ class Ring:
             inserts=_added(ring.inserts, inserted),
             credit=ring.credit + self._rate * inserted,
             masses=masses,
+            begins=self._with_begins(ring, row, step),
         )
+
+    def _with_begins(self, ring: RingState, row: Array, step: Transition) -> Any:
+        """Returns the first steps of episodes, with those of the step that is added in this row."""
+        if self._processor is None:
+            return ()
+        begins, number = jnp.asarray(ring.begins), ring.steps_added
+        before = jax.lax.optimization_barrier(begins[(number - 1) % self._rows])
+        begin = (step.timestep.step_type == StepType.FIRST) | (number <= ring.unbroken)
+        return begins.at[row].set(jnp.where(begin, number, before))
 
     def take(self, ring: RingState, step: Transition, good: Array, spent: Array) -> RingState:
         """Appends one step for a policy of a set.
@@ -272,10 +302,12 @@ class Ring:
         if self._tree is None:
             newest = self._newest(ring)
             filled = jnp.minimum(newest + 1, self._items) * num_envs
-            cells = self._uniform(key, other_key, ring.valid.reshape(-1), filled)
+            cells = self._with_newest(
+                ring, self._uniform(key, other_key, ring.valid.reshape(-1), filled)
+            )
             weights: Array = jnp.ones(cfg.batch_size, jnp.float32)
         else:
-            cells = self._tree.draw(ring.masses, key, cfg.batch_size)
+            cells = self._with_newest(ring, self._tree.draw(ring.masses, key, cfg.batch_size))
             weights = self._weights(ring, cells)
         ring = ring._replace(
             rng_key=next_key,
@@ -286,12 +318,57 @@ class Ring:
 
     def gather(self, ring: RingState, cells: Array) -> Transition:
         """Returns the items in cells ``[B]``: their steps, ``[T+1, B, ...]``."""
-        cfg, num_envs = self._cfg, self._actors.num_envs
+        starts, env_ids = self._locate(ring, cells)
+        rows = (starts + jnp.arange(self._cfg.unroll_length + 1)[:, None]) % self._rows
+        return ring.steps[rows, env_ids]
+
+    def _locate(self, ring: RingState, cells: Array) -> tuple[Array, Array]:
+        """Returns the first steps and the environments of the items in cells ``[B]``."""
+        num_envs = self._actors.num_envs
         index, env_ids = cells // num_envs, cells % num_envs
         newest = self._newest(ring)
-        starts = (newest - (newest - index) % self._items) * cfg.step_period
-        rows = (starts + jnp.arange(cfg.unroll_length + 1)[:, None]) % self._rows
-        return ring.steps[rows, env_ids]
+        return (newest - (newest - index) % self._items) * self._cfg.step_period, env_ids
+
+    def items(self, ring: RingState, cells: Array) -> Transition:
+        """Returns the items that were drawn last, as `gather`, with what a processor changes."""
+        item = self.gather(ring, cells)
+        if self._processor is None:
+            return item
+        from rlstack.replay.episodes import Episode, checked_item, last_steps
+
+        starts, env_ids = self._locate(ring, cells)
+        begins, newest = jnp.asarray(ring.begins), ring.steps_added - 1
+
+        def begin_of(steps: Array) -> Array:
+            return begins[steps % self._rows, env_ids]
+
+        def read(offset: Array) -> TimeStep:
+            return ring.steps[(starts + offset) % self._rows, env_ids].timestep
+
+        last = last_steps(jnp, begin_of, starts, newest, self._rows)
+        before = starts - jnp.maximum(begin_of(starts), newest + 1 - self._rows)
+        draws = _Draws(jax.random.fold_in(ring.rng_key, _PROCESSING))
+        made = self._processor(draws, item, Episode(jnp, before, last - starts, read))
+        old, structure = jax.tree.flatten(item)
+        leaves = [
+            jnp.asarray(new, x.dtype)
+            for x, new in zip(old, checked_item(self._cfg, item, made), strict=True)
+        ]
+        return structure.unflatten(leaves)
+
+    def _with_newest(self, ring: RingState, cells: Array) -> Array:
+        """Returns cells that were drawn, the first ones replaced by those of the newest items."""
+        count, num_envs = round(self._cfg.newest_share * len(cells)), self._actors.num_envs
+        if not count:
+            return cells
+        # If items may not start at LAST, at most every second start is lost.
+        most = min(2 * -(-count // num_envs) + 1, self._items)
+        index = self._newest(ring) - jnp.arange(most)[:, None]
+        found = index % self._items * num_envs + jnp.arange(num_envs)
+        held = (index >= 0) & ring.valid.reshape(-1)[found]
+        order = jnp.argsort(~held.reshape(-1), stable=True)[:count]
+        chosen = jnp.where(held.reshape(-1)[order], found.reshape(-1)[order], cells[: len(order)])
+        return jnp.concatenate([chosen, cells[len(order) :]])
 
     def _newest(self, ring: RingState) -> Array:
         """Returns the number of the newest item of each environment, [] int32."""
@@ -304,6 +381,25 @@ class Ring:
         masses = self._tree.write(ring.masses, cells, priorities**self._cfg.priority_exponent)
         largest = jnp.maximum(ring.largest, priorities.max())
         return ring._replace(masses=masses, largest=largest)
+
+    def write_back(self, ring: RingState, cells: Array, updates: Any, active: Array) -> RingState:
+        """Replaces the stored agent outputs of the items in cells ``[B]``, where active.
+
+        Args:
+          ring: the content.
+          cells: the items.
+          updates: `rlstack.types.LearnerOutput.updates`, ``[T+1, B, ...]``.
+          active: whether to write, [] bool.
+        """
+        starts, env_ids = self._locate(ring, cells)
+        offsets = jnp.arange(self._cfg.context, self._cfg.unroll_length + 1)[:, None]
+        rows = jnp.where(active, (starts + offsets) % self._rows, self._rows)
+        step = ring.steps[0]
+        before, structure, *after = (jax.tree.structure(part) for part in step)
+        leaves = [None] * before.num_leaves + structure.flatten_up_to(updates)
+        leaves += [None] * sum(part.num_leaves for part in after)
+        index = rows, jnp.broadcast_to(env_ids, rows.shape)
+        return ring._replace(steps=ring.steps.replaced(index, leaves))
 
     def _uniform(self, rng_key: PRNGKey, other_key: PRNGKey, valid: Array, filled: Array) -> Array:
         """Draws cells with items: two for each place of the batch, then others as needed.
@@ -345,6 +441,18 @@ class Ring:
         mass, total = self._tree.leaves(ring.masses, cells), self._tree.total(ring.masses)
         weights = (mass * (ring.held / total)) ** -beta
         return (weights / weights.max()).astype(jnp.float32)
+
+
+class _Draws:
+    """Draws random numbers with a key, in the form of numpy's generators."""
+
+    def __init__(self, rng_key: PRNGKey) -> None:
+        self._key = rng_key
+
+    def random(self, size: tuple[int, ...]) -> Array:
+        """Returns numbers in [0, 1), of this shape."""
+        self._key, key = jax.random.split(self._key)
+        return jax.random.uniform(key, size)
 
 
 def _added(count: Array, more: Array | int) -> Array:

@@ -46,6 +46,9 @@ class ReplayReader(Protocol):
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
         """Sets new priorities of items."""
 
+    def write_back(self, keys: np.ndarray, updates: PyTree) -> None:
+        """Writes `LearnerOutput.updates` into the steps of items."""
+
     def set_params_version(self, version: int) -> None:
         """Sets the version of the newest params; staleness is measured against this version."""
 
@@ -228,6 +231,8 @@ class Learner(Node):
         if updated.priorities is not None and self._replay_buffer is not None:
             priorities = self._placement.own_rows(updated.priorities)
             self._replay_buffer.update_priorities(started.keys, priorities)
+        if updated.updates is not None and self._replay_buffer is not None:
+            self._replay_buffer.write_back(started.keys, jax.device_get(updated.updates))
         return logs
 
     def run(self, stop: Stop = None, logger: LogWriter | None = None) -> None:

@@ -29,6 +29,7 @@ class Updated(NamedTuple):
     fetch: Callable[[], tuple[Logs, bool]]
     priorities: jax.Array | None  # [B]
     votes: jax.Array | None = None  # [devices, n] int32, if the update carries them
+    updates: PyTree = None  # of `LearnerOutput`
 
 
 class Update(Protocol):
@@ -83,9 +84,10 @@ class OneCall:
 
     def __call__(self, params: Params, learner_state: LearnerState, placed: Batch) -> Updated:
         """Returns at once where JAX dispatches asynchronously, as on an accelerator."""
-        after, learner_state, logs, priorities = self._jitted(params, learner_state, placed)
+        after, learner_state, logs, back = self._jitted(params, learner_state, placed)
+        before, (priorities, updates) = (params, learner_state), back
         logs_on_host = functools.partial(fetch, self._names, logs)
-        return Updated(after, learner_state, (params, learner_state), logs_on_host, priorities)
+        return Updated(after, learner_state, before, logs_on_host, priorities, updates=updates)
 
     def compiled(
         self, params: Params, learner_state: LearnerState, placed: Batch
@@ -103,7 +105,7 @@ class OneCall:
         # Also if all is kept: a state that is an argument would be returned as it is, not copied.
         keep = finite if self._check_finite else True
         params, learner_state = select(keep, tuple(after), before)
-        return params, learner_state, logs, output.priorities
+        return params, learner_state, logs, (output.priorities, output.updates)
 
 
 def in_thread(function: Callable[..., None], *arguments: Any) -> Future[None]:

@@ -110,6 +110,21 @@ class ReplayBuffer(Protocol):
         them.
         """
 
+    def write_back(self, keys: np.ndarray, updates: PyTree) -> None:
+        """Writes new agent outputs into the steps of items; ignores items no longer held.
+
+        Batches drawn later have them, in every item with these steps. Where items of the call share
+        a step, one of them counts.
+
+        Args:
+          keys: the items, ``[B]``.
+          updates: `LearnerOutput.updates`, ``[T+1, B, ...]``, with None for arrays that stay.
+
+        Raises:
+          ValueError: the arrays are others than those stored, or the backend is Reverb, whose
+              server changes no stored steps.
+        """
+
     def set_params_version(self, version: int) -> None:
         """Sets the version of the learner's params; lag and staleness are measured against it.
 

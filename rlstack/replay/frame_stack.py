@@ -273,6 +273,10 @@ class StackedReplay:
         """Sets priorities of items by their keys."""
         self.stored.update_priorities(keys, priorities)
 
+    def write_back(self, keys: np.ndarray, updates: PyTree) -> None:
+        """Writes new agent outputs into the steps of items."""
+        self.stored.write_back(keys, updates)
+
     def set_params_version(self, version: int) -> None:
         """Sets the version of the learner's params."""
         self.stored.set_params_version(version)

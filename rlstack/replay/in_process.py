@@ -134,6 +134,9 @@ class InProcessReplay:
                 trajectory = self._ring.view(int(starts[0]), int(env_ids[0]), len(keys))
             else:
                 trajectory = self._ring.gather(starts, env_ids)
+            if table.processing is not None:
+                for values, new in table.process(trajectory, starts, env_ids)[0]:
+                    values[...] = new
             return table.finish(keys, relative_probs, trajectory)
 
     def _are_adjacent(self, keys: np.ndarray) -> bool:
@@ -149,6 +152,13 @@ class InProcessReplay:
             if self._closed:
                 self._refuse_closed("update_priorities")
             self._table.update_priorities(keys, priorities)
+
+    def write_back(self, keys: np.ndarray, updates: PyTree) -> None:
+        """Writes new agent outputs into the steps of items; ignores items no longer held."""
+        with self._lock:
+            if self._closed:
+                self._refuse_closed("write_back")
+            self._table.write_back(keys, updates)
 
     def set_params_version(self, version: int) -> None:
         """Sets the version of the learner's params."""

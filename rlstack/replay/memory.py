@@ -105,6 +105,8 @@ def reader_bytes(cfg: ReplayConfig, num_envs: int, spec: Transition) -> int:
     if cfg.sampler_factory:  # the order of insertion, and the return of each step's episode
         per_item += 8
         batches += 4 * sizes.rows * num_envs
+    if cfg.item_processor:  # the first step of each step's episode
+        batches += 8 * sizes.rows * num_envs
     return batches + sizes.items * num_envs * per_item
 
 

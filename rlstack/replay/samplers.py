@@ -25,6 +25,8 @@ class Sampler:
         self.key_at = np.full(cells, -1, np.int64)  # key of the item in each cell, -1 for none
         self._times = np.zeros(cells if self._limit else 0, np.int32)
         self._high = 0  # cells from here on have never been used
+        # The keys of the items inserted last, of which `newest_share` takes some.
+        self._newest = np.full(round(cfg.newest_share * cfg.batch_size), -1, np.int64)
         self.size = 0
         self.dropped = 0  # items removed from a full fifo before they were sampled
         self.stale = 0  # items removed from a fifo because they were too old
@@ -57,6 +59,9 @@ class Sampler:
         if self._limit:
             self._times[cells] = 0
         self.size += added - lost
+        if count := len(self._newest):
+            later = keys if valid is None else keys[valid]
+            self._newest = np.concatenate([self._newest, later])[-count:]
         return added
 
     def held(self, keys: np.ndarray) -> np.ndarray:
@@ -99,12 +104,13 @@ class Sampler:
     def save(self) -> PyTree:
         """Returns the state as arrays."""
         numbers = np.array([self._high, self.size, self.dropped, self.stale], np.int64)
-        return {
+        tree = {
             "key_at": self.key_at.copy(),
             "times": self._times.copy(),
             "numbers": numbers,
             "rng": _rng_words(self.rng),
         }
+        return tree | ({"newest": self._newest.copy()} if len(self._newest) else {})
 
     def load(self, tree: PyTree) -> None:
         """Restores what ``save`` returned."""
@@ -116,6 +122,8 @@ class Sampler:
         self.key_at, self._times = np.array(tree["key_at"]), np.array(tree["times"])
         self._high, self.size, self.dropped, self.stale = (int(n) for n in tree["numbers"])
         _set_rng(self.rng, tree["rng"])
+        if len(self._newest):
+            self._newest = np.array(tree["newest"])
 
 
 class Fifo(Sampler):
@@ -199,6 +207,10 @@ class Uniform(Sampler):
         """Draws with replacement; an item is removed at its last allowed draw."""
         if not self._limit:
             cells = self._choose(batch_size)
+            if len(self._newest):
+                last = self._newest[::-1][: round(self._cfg.newest_share * batch_size)]
+                last = last[(last >= 0) & self.held(last)]
+                cells[: len(last)] = last % len(self.key_at)
             return self.key_at[cells], self._relative_probs(cells)
         # Drawing many items together and rejecting draws of removed items has the same distribution
         # as drawing one by one and removing items in between.
@@ -214,7 +226,9 @@ class Uniform(Sampler):
         return np.concatenate(keys), np.concatenate(relative_probs)
 
     def draw_batches(self, batch_size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draws several batches at once, because draws are independent."""
+        """Draws several batches at once, if draws are independent."""
+        if len(self._newest):
+            return super().draw_batches(batch_size, count)
         keys, relative_probs = self.draw(count * batch_size)
         return keys.reshape(count, -1), relative_probs.reshape(count, -1)
 

@@ -27,11 +27,12 @@ from rlstack.replay.memory import (
     rows_of,
     spec_bytes,
 )
-from rlstack.types import PyTree, StartSpec, Trajectory, Transition
+from rlstack.types import PyTree, StartSpec, TimeStep, Trajectory, Transition
 
 _SIZES = 4  # number of sizes of batches with buffers that are kept
 _MOST_BUFFERS = 8  # per size, if earlier batches are still referenced
 _WORDS, _BYTES = np.dtype(np.uint64), np.dtype(np.uint8)
+_NEVER = np.iinfo(np.int64).min  # no step has this number
 _LARGE = 1 << 16  # bytes of a row from which `copy_words` is at least as fast as an assignment
 
 
@@ -58,6 +59,9 @@ class StepRing:
         self._shapes: list[tuple[int, ...]] = []  # shapes of the leaves for all environments
         self._buffers: dict[tuple[int, ...], list[list[np.ndarray]]] = {}
         self._last_buffer = 0
+        self._is_shared = False  # whether others write to the rings
+        # Of leaves that the reader of shared rings replaced: new values, and of which steps.
+        self._replaced: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     @property
     def step_type(self) -> np.ndarray:
@@ -120,7 +124,7 @@ class StepRing:
 
         Those of start leaves have ``rows_of`` their rows.
         """
-        self.rows, self._mirror = len(rings[0]), 0
+        self.rows, self._mirror, self._is_shared = len(rings[0]), 0, True
         leaves, treedef = jax.tree_util.tree_flatten(spec)
         self._set_rings(treedef, rings, start_steps(leaves))
 
@@ -237,7 +241,76 @@ class StepRing:
             indices = self._start_indices(starts, env_ids)
             for i in self._once:
                 self._flat[i].take(indices, axis=0, out=batch[i], mode="wrap")
+        if self._replaced:
+            steps = starts[..., None, :] + np.arange(self._length)[:, None]
+            for i in self._replaced:
+                self._put_replaced(i, batch[i], steps, env_ids[..., None, :])
         return self._treedef.unflatten(batch)
+
+    def write_output(
+        self,
+        where: str,
+        starts: np.ndarray,
+        env_ids: np.ndarray,
+        output: PyTree,
+        columns: np.ndarray,
+    ) -> None:
+        """Replaces stored agent outputs.
+
+        Args:
+          where: the buffer's name, for messages.
+          starts: the first step of each column, ``[B]``.
+          env_ids: the environment of each, ``[B]``.
+          output: like the agent's output, ``[n, B, ...]``, with None for leaves that stay.
+          columns: the columns to write.
+
+        Raises:
+          ValueError: a leaf has other shapes or another dtype than the stored ones.
+        """
+        assert self._treedef is not None
+        before, structure, *_ = self._treedef.children()
+        for i, leaf in enumerate(structure.flatten_up_to(output), before.num_leaves):
+            if leaf is None:
+                continue
+            values, shape = np.asarray(leaf), self._rings[i].shape[2:]
+            least = (self._length - self._cfg.context, len(starts), *shape)
+            if values.shape != least or values.dtype != self._dtypes[i]:
+                raise ValueError(
+                    f"{where}.write_back: leaf {i - before.num_leaves} of the agent's output must "
+                    f"be {self._dtypes[i]}{least}, as it is stored; got "
+                    f"{values.dtype}{values.shape}."
+                )
+            steps = starts[columns] + np.arange(len(values))[:, None]
+            at = steps % self.rows, np.broadcast_to(env_ids[columns], steps.shape)
+            if self._is_shared:
+                # A writer may overwrite a row at any time, so the reader keeps its own values.
+                if i not in self._replaced:
+                    ring = self._rings[i]
+                    self._replaced[i] = np.empty_like(ring), np.full(ring.shape[:2], _NEVER)
+                own, numbers = self._replaced[i]
+                own[at], numbers[at] = values[:, columns], steps
+            else:
+                self._rings[i][at] = values[:, columns]
+
+    def _put_replaced(
+        self, leaf: int, values: np.ndarray, steps: np.ndarray, env_ids: np.ndarray
+    ) -> None:
+        """Writes what `write_output` kept for these steps into copies of the ring's values."""
+        if leaf not in self._replaced:
+            return
+        own, numbers = self._replaced[leaf]
+        steps, env_ids = np.broadcast_arrays(steps, env_ids)
+        rows = steps % self.rows
+        there = numbers[rows, env_ids] == steps
+        values[there] = own[rows[there], env_ids[there]]
+
+    def timesteps(self, steps: np.ndarray, env_ids: np.ndarray) -> TimeStep:
+        """Returns copies of single steps of environments, in the shape of the arguments."""
+        assert self._treedef is not None
+        structure = self._treedef.children()[0]  # the first field
+        where = steps % self.rows * self._num_envs + env_ids
+        leaves = [flat.take(where, axis=0) for flat in self._flat[: structure.num_leaves]]
+        return structure.unflatten(leaves)
 
     def _indices(self, starts: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
         """Returns the indices of windows in `_flat`, ``[..., T+1, B]``.
@@ -270,7 +343,9 @@ class StepRing:
         for i, out in enumerate(self._treedef.flatten_up_to(trajectory)):
             flat, rows = self._flat[i], at_starts if i in self._once else indices
             batches = out.reshape((-1, len(rows), width, *flat.shape[1:]))
-            batches[batch, :, column] = flat.take(rows.T, axis=0, mode="wrap")
+            values = flat.take(rows.T, axis=0, mode="wrap")
+            self._put_replaced(i, values, starts[:, None] + np.arange(len(rows)), env_ids[:, None])
+            batches[batch, :, column] = values
 
     def _buffer(self, shape: tuple[int, ...]) -> list[np.ndarray]:
         """Returns arrays that hold the result of `gather` for ``starts`` of this shape."""
@@ -352,6 +427,7 @@ class StepRing:
         saved: list[np.ndarray] = [np.empty(0)] * len(self._rings)
         for i in self._every:
             saved[i] = self._rings[i][where, envs]
+            self._put_replaced(i, saved[i], steps, envs)
         if self._once:
             rows = np.arange(-(-used // self._period))[:, None]
             starts = _latest(self._starts_in(seen), rows, -(-sizes.rows // self._period))
@@ -377,6 +453,7 @@ class StepRing:
         if not saved:
             return
         saved = self._treedef.flatten_up_to(tree)
+        self._replaced = {}
         wanted = _latest(seen, np.arange(self.rows)[:, None], self.rows)
         there = (wanted >= 0) & (wanted >= seen - sizes.rows)
         rows, envs = np.nonzero(there)

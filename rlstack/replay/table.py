@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,6 +29,9 @@ from rlstack.replay.step_counter import StepCounter
 from rlstack.replay.storage import StepRing
 from rlstack.types import Batch, Logs, PyTree, StepType, Trajectory
 
+if TYPE_CHECKING:  # imported by tables with an item processor
+    from rlstack.replay.episodes import Change, Processing
+
 
 class ItemTable:
     """Items over a ring of steps: sampler, rate limit, staleness, rounds, counters.
@@ -36,6 +40,7 @@ class ItemTable:
       ring: the ring of steps.
       counter: the number of steps of each environment that the table has seen.
       sampler: the sampler, which holds the items.
+      processing: changes items that were drawn; None without an item processor.
       inserts, samples: items inserted and sampled, ever.
       version: newest params version that was set or seen.
     """
@@ -82,6 +87,11 @@ class ItemTable:
             self.sampler = Prioritized(kept, cells, seed)
         else:
             self.sampler = (Fifo if cfg.sampler == "fifo" else Uniform)(kept, cells, seed)
+        self.processing: Processing | None = None
+        if cfg.item_processor:
+            from rlstack.replay.episodes import Processing
+
+            self.processing = Processing(cfg, num_envs)
         self.inserts = self.samples = 0
         self.version = -1
         self._checked = (-1, -1)  # version and inserts at the last search for stale items
@@ -219,6 +229,14 @@ class ItemTable:
         index, env_ids = np.divmod(keys, self._num_envs)
         return index * self._period, env_ids
 
+    def process(
+        self, trajectory: Trajectory, starts: np.ndarray, env_ids: np.ndarray
+    ) -> tuple[list[Change], np.ndarray]:
+        """Calls the item processor; see `rlstack.replay.episodes.Processing.process`."""
+        assert self.processing is not None
+        where = self.ring, self.counter, trajectory, starts, env_ids
+        return self.processing.process(self.sampler.rng, *where)
+
     def finish(
         self, keys: np.ndarray, relative_probs: np.ndarray, trajectory: Trajectory
     ) -> Sample:
@@ -297,6 +315,18 @@ class ItemTable:
         keys, priorities = checked_priorities(self._where, keys, priorities)
         self.sampler.update(keys.astype(np.int64), priorities)
 
+    def write_back(self, keys: np.ndarray, updates: PyTree) -> None:
+        """Writes new agent outputs into the steps of items; ignores items no longer held."""
+        if self._cfg.sampler == "fifo":
+            raise ValueError(
+                f"{self._where}.write_back: the sampler must be uniform or prioritized; a fifo "
+                "does not draw its items again."
+            )
+        keys = np.asarray(keys).astype(np.int64)
+        held = np.flatnonzero(self.sampler.held(keys))
+        starts, env_ids = self.locate(keys)
+        self.ring.write_output(self._where, starts + self._context, env_ids, updates, held)
+
     def stats(self) -> Logs:
         """Returns sizes, counters and the lag of the last batch's items."""
         logs = as_logs(
@@ -316,17 +346,22 @@ class ItemTable:
     def save(self, steps: PyTree) -> PyTree:
         """Returns the whole state as numpy arrays; ``steps`` is the copy of the ring."""
         counters = [self.inserts, self.samples, self.version, *self._checked, self._late]
-        return {
+        tree = {
             "steps": steps,
             "clock": self.counter.save(),
             "sampler": self.sampler.save(),
             "counters": np.array(counters, np.int64),
         }
+        if self.processing is not None:
+            tree["begins"] = self.processing.begins.save()
+        return tree
 
     def load(self, tree: PyTree) -> None:
         """Restores what ``save`` returned, except the ring."""
         self.sampler.load(tree["sampler"])
         self.counter.load(tree["clock"])
+        if self.processing is not None:
+            self.processing.begins.load(tree["begins"])
         self.inserts, self.samples, self.version, *checked = map(int, tree["counters"])
         self._checked, self._late = (checked[0], checked[1]), checked[2]
         self._round = self._refused = None

@@ -577,6 +577,7 @@ WITHOUT_SOURCE = {
     *("pendulum-vmpo", "cartpole-ppg", "deepsea-rnd", "deepsea-rnd-dqn"),
     "pendulum-fasttd3",
     *("cartpole-cql", "pendulum-gail", "pendulum-sqil", "toll-ppo-lagrangian"),
+    *("bitflip-her", "reach-her"),
 }
 
 SKIP = 4  # frames of an Atari game in one step

@@ -398,6 +398,10 @@ def _learns(s: _Subject) -> None:
             "learner_step",
             f"must give one priority for each item, ({BATCH},); got {np.shape(output.priorities)}.",
         )
+    writes = output.updates is not None
+    if s.agent.learns and writes != s.agent.writes_back:
+        wrong = f"must be {writes}: learner_step returns {'updates' if writes else 'none'}."
+        raise s.fail("writes_back", wrong)
     if s.agent.learns and given != s.agent.has_priorities:
         raise s.fail(
             "has_priorities", f"must be {given}: learner_step returns "

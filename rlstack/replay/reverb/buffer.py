@@ -188,6 +188,13 @@ class ReverbReplayBuffer:
         """Sets priorities of items by their keys; with prefetching, in the background."""
         self._reader("update_priorities").update_priorities(keys, priorities)
 
+    def write_back(self, keys: np.ndarray, updates: PyTree) -> None:
+        """Raises a ValueError: a Reverb server changes no stored steps."""
+        raise ValueError(
+            "ReverbReplayBuffer.write_back: stored steps must stay as they are, because a Reverb "
+            "server cannot change them. Use --replay.service table."
+        )
+
     def set_params_version(self, version: int) -> None:
         """Sets the version of the learner's params."""
         self._maxima.set_version(int(version))

@@ -111,8 +111,8 @@ class ReverbServer:
 
     def _start(self, first: Path | None) -> None:
         reverb, cfg = self._reverb, self._cfg
-        if cfg.sampler_factory:
-            raise ValueError(f"ReverbServer: sampler_factory must be empty, {NO_FACTORY}.")
+        if cfg.needs_table:
+            raise ValueError(f"ReverbServer: {cfg.needs_table} must be left out, {NO_FACTORY}.")
         sampler = {
             "fifo": reverb.FifoSelector,
             "uniform": reverb.UniformSelector,

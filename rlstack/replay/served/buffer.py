@@ -160,6 +160,10 @@ class ServedReplayBuffer:
         """Sets priorities of items by their keys, before the next batch is requested."""
         self._reader.update_priorities(keys, priorities)
 
+    def write_back(self, keys: np.ndarray, updates: PyTree) -> None:
+        """Writes new agent outputs into the steps of items, before the next request."""
+        self._reader.write_back(keys, updates)
+
     def set_params_version(self, version: int) -> None:
         """Sets the version of the learner's params, before the next batch is requested."""
         self._reader.set_params_version(int(version))
@@ -468,6 +472,15 @@ class ServedReader:
                 self._updates.append((keys.copy(), priorities.copy()))
             if not self._prefetch:  # a new item has the largest priority, as in a single process
                 self._tell("hear")
+
+    def write_back(self, keys: np.ndarray, updates: PyTree) -> None:
+        """Writes new agent outputs into the steps of items, in a call of its own."""
+        if self._closed:
+            raise ReplayClosedError(f"{NAME}.write_back: the buffer is closed.")
+        leaves = self._treedef.children()[1].flatten_up_to(updates)
+        given = [i for i, leaf in enumerate(leaves) if leaf is not None]
+        arrays = [np.asarray(leaves[i]) for i in given]
+        self._call("write_back", keys, given, arrays, seconds=self._cfg.timeout_seconds)
 
     def set_params_version(self, version: int) -> None:
         """Sets the version of the learner's params; it is sent with the next request."""

@@ -189,6 +189,24 @@ class ReplayService:
         """Applies the reader's params version and priorities, without drawing a batch."""
         self._hear(news)
 
+    @remote(idempotent=True)
+    def write_back(self, keys: np.ndarray, given: list[int], leaves: list[np.ndarray]) -> None:
+        """Writes new agent outputs into the steps of items.
+
+        Args:
+          keys: the items, [B].
+          given: which leaves of an agent output are new.
+          leaves: these, ``[T+1, B, ...]``.
+
+        Raises:
+          ValueError: the leaves are others than those stored.
+        """
+        output = self._treedef.children()[1]
+        updates: list[np.ndarray | None] = [None] * output.num_leaves
+        for index, leaf in zip(given, leaves, strict=True):
+            updates[index] = leaf
+        self._buffer.write_back(keys, output.unflatten(updates))
+
     def _hear(self, news: tuple) -> None:
         version, keys, priorities = news
         if version >= 0:

@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -42,6 +42,9 @@ from rlstack.replay.shared_memory.writer import NAME, SharedMemHandle, SharedMem
 from rlstack.replay.storage import StepRing
 from rlstack.replay.table import ItemTable
 from rlstack.types import Logs, PyTree, Transition
+
+if TYPE_CHECKING:  # imported by tables with an item processor
+    from rlstack.replay.episodes import Change
 
 _CHECK_PERIOD = 1.0  # seconds between two checks that the writers are alive
 _REDRAWS = 100  # attempts to replace items that were overwritten during the copy
@@ -247,6 +250,12 @@ class SharedMemReplayBuffer:
             self._check_open("update_priorities")
             self._table.update_priorities(keys, priorities)
 
+    def write_back(self, keys: np.ndarray, updates: PyTree) -> None:
+        """Writes new agent outputs into the steps of items; ignores items no longer held."""
+        with self._lock:
+            self._check_open("write_back")
+            self._table.write_back(keys, updates)
+
     def set_params_version(self, version: int) -> None:
         """Sets the version of the learner's params."""
         with self._lock:
@@ -352,6 +361,8 @@ class SharedMemReader:
         table.ring = shared.ring
         table.counter.separate()
         self._steps_held = table.items * cfg.step_period + cfg.unroll_length
+        # A sampler and an item processor need to know where episodes were broken off.
+        self._knows_breaks = bool(cfg.sampler_factory or cfg.item_processor)
         self._changed = True  # whether the table has changed since the last `publish`
         self._published: tuple[int, ...] = ()
         self.asked: int | None = None
@@ -364,7 +375,7 @@ class SharedMemReader:
         if np.count_nonzero(steps == seen) == len(seen):
             return
         memory_fence()
-        if cfg.sampler_factory:  # it needs to know where episodes were broken off
+        if self._knows_breaks:
             table.counter.unbroken[:] = self._numbers.unbroken
         first, last = self._items_ended(seen), self._items_ended(steps)
         if cfg.sampler != "fifo":  # writers do not wait, and may have overwritten unseen items
@@ -502,6 +513,7 @@ class SharedMemReader:
         shape = keys.shape
         keys, relative_probs = keys.ravel(), relative_probs.ravel()
         starts, env_ids = starts.ravel(), env_ids.ravel()
+        changes: list[Change] = []
         # A fifo's items stay until `publish` releases them.
         unchecked = np.arange(keys.size if self._cfg.sampler != "fifo" else 0)
         for _ in range(_REDRAWS):
@@ -510,7 +522,15 @@ class SharedMemReader:
             unchecked = unchecked[
                 reserved[env_ids[unchecked]] > starts[unchecked] + table.ring.rows
             ]
+            if table.processing is not None and not unchecked.size:
+                at = starts.reshape(shape), env_ids.reshape(shape)
+                changes, oldest = table.process(trajectory, *at)
+                memory_fence()
+                oldest_rows = oldest.ravel() + table.ring.rows
+                unchecked = np.flatnonzero(reserved[env_ids] > oldest_rows)
             if not unchecked.size:
+                for values, new in changes:
+                    values[...] = new
                 sample = table.finish(
                     keys.reshape(shape), relative_probs.reshape(shape), trajectory
                 )

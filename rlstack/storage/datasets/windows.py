@@ -75,10 +75,10 @@ class Windows:
 
     @staticmethod
     def _check(cfg: ReplayConfig) -> None:
-        if cfg.sampler_factory:
+        if cfg.needs_table:
             raise ValueError(
-                "Windows: a dataset is drawn in epochs, which a sampler of your own cannot change; "
-                "got replay.sampler_factory. Leave it empty with --data."
+                "Windows: a dataset is drawn in epochs and as it is, which no option can change; "
+                f"got replay.{cfg.needs_table}. Leave it out with --data."
             )
         if cfg.sampler == "prioritized":
             raise ValueError(
@@ -110,6 +110,9 @@ class Windows:
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
         """Does nothing: an epoch has no priorities."""
+
+    def write_back(self, keys: np.ndarray, updates: PyTree) -> None:
+        """Does nothing: recorded steps stay as they are."""
 
     def set_params_version(self, version: int) -> None:
         """Does nothing: recorded steps have no params version."""

@@ -194,6 +194,15 @@ class Sampler:
         return rng.integers(0, len(items), batch_size)
 
 
+class Items:
+    def __init__(self):
+        pass  # processor_init
+
+    def __call__(self, rng, item, episode):
+        pass  # processor
+        return item
+
+
 def view(observation):
     pass  # observation_processor
     return observation[::2]
