@@ -576,6 +576,7 @@ WITHOUT_SOURCE = {
     *("pendulum-droq", "pendulum-d4pg", "pendulum-mpo", "cartpole-mpo", "cartpole-vmpo"),
     *("pendulum-vmpo", "cartpole-ppg", "deepsea-rnd", "deepsea-rnd-dqn"),
     *("pendulum-fasttd3", "mountain-car-continuous-scripted", "mountain-car-continuous-rlpd"),
+    "pendulum-iql",
     *("cartpole-cql", "pendulum-gail", "pendulum-sqil", "toll-ppo-lagrangian"),
 }
 
