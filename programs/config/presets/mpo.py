@@ -7,6 +7,7 @@ import dataclasses
 from rlstack.agents.mpo import MPOConfig
 from rlstack.agents.ppg import PPGConfig
 from rlstack.agents.vmpo import VMPOConfig
+from rlstack.configs.acting import EvaluatorConfig
 from rlstack.configs.network import NetworkConfig
 from rlstack.configs.normalisation import NormalisationConfig
 from rlstack.optimizers import OptimizerConfig
@@ -89,6 +90,7 @@ def pendulum_vmpo(name: str) -> Experiment:
         EnvConfig("Pendulum-v1", num_envs=8),
         unroll_length=256,
         frames=300_000,
+        evaluator=EvaluatorConfig(episodes=100, num_envs=20),
         normalisation=NormalisationConfig(observations=True, reward_scale=0.1),
     )
 

@@ -93,7 +93,7 @@ def test_items_have_the_state_of_their_first_step(case):
                 seen |= check(buffer.sample().batch.trajectory, at)
         starts = {(start, env) for env in range(NUM_ENVS) for start in range(0, 20, period)}
         assert seen <= {(s, env) for s, env in starts if s + 6 < ordinal[env]}
-        assert len(seen) >= 6
+        assert len(seen) >= (4 if sampler == "fifo" else 6)
     finally:
         buffer.close()
         server.close()
