@@ -167,8 +167,8 @@ class Experiment(Checked):
             self._check_policies()
         if self.layout.is_compiled and not self.data and not self.policies:
             fused_config.check(self.env, self.replay, self.learner, self.step_processor)
-        fits = not self.data or self.layout == Layout()
-        self.require("topology", fits, "single_process with data, because there are no actors")
+        fits = not self.data or self.layout == Layout() or (self.layout.has_nodes and self.acts)
+        self.require("topology", fits, "single_process with data, or of nodes with offline_updates")
         fits = self.offline_updates == 0 or (self.offline_updates > 0 and self.data != "")
         self.require("offline_updates", fits, "at least 0, and 0 without data")
         self.require("seed", 0 <= self.seed < 2**31, "in [0, 2^31)")

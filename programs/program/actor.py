@@ -123,6 +123,9 @@ class ActorNode:
         with contextlib.closing(self._shared):
             for part in self._parts.values():
                 part.wait()  # the environments were made while the learner compiles
+            with program.phase("waiting for the updates from data"):
+                while (state := program.answered()).phase == RUNNING and state.learns_from_data:
+                    time.sleep(timing.PHASE_POLL)
             for player in self._histories.values():
                 program.wait_for(functools.partial(exchange, player))
             with contextlib.ExitStack() as closing:

@@ -121,7 +121,9 @@ class Setup:
         """Returns the mean steps and episodes per environment, from the coordinator's answer."""
         one = self.rows or self.experiment.env.num_envs  # rows of one actor that count as frames
         envs = one * self.experiment.num_actors
-        return RunCounts(state.env_frames // envs, state.episodes // envs)
+        before = self.experiment.all_frames - self.experiment.frames  # learned from, not acted
+        frames = max(0, state.env_frames - before)
+        return RunCounts(frames // envs, state.episodes // envs)
 
     def configure_jax(self, *, single_thread: bool) -> None:
         """Configures XLA for this node; must come before JAX's first computation."""
@@ -152,6 +154,7 @@ class ProgramState(NamedTuple):
     granted: int = 0  # for an actor: frames since its (re)start at which it must report again
     # If learners may restart: the incarnation of each learner that is running, by name.
     learners: Mapping[str, int] = MappingProxyType({})
+    learns_from_data: bool = False  # whether actors must wait for `Experiment.offline_updates`
 
 
 @dataclasses.dataclass

@@ -85,7 +85,7 @@ class Coordinator:
         )
         self._state = ProgramState(env_frames=start.env_frames, learners={})
         self._policies = Policies(experiment)
-        self._budget = FrameBudget(experiment.frames, self._policies.unroll)
+        self._budget = FrameBudget(experiment.all_frames, self._policies.unroll)
         self._learner_steps = dict.fromkeys(self._policies.learners, 0)
         self._rates = FrameRates()
         self._lost_frames = 0.0
@@ -148,10 +148,14 @@ class Coordinator:
             known.left = self._state.phase == OVER or "ended" in counts
             self._changed.notify_all()
             made, total = int(counts.get("env_frames", -1)), self._state.env_frames
-            granted = 0 if made < 0 else self._budget.grant(node, made, total, known.seen)
+            acts = made >= 0 and not is_learner(node)  # a learner counts what it learns from data
+            granted = 0 if not acts else self._budget.grant(node, made, total, known.seen)
             progress = self._periodic.progress(total)
             there = self._policies.present(self._nodes, self._silences)
-            answer = self._state._replace(granted=granted, learners=there, **progress._asdict())
+            waits = self._position()[1] < self._experiment.offline_updates
+            answer = self._state._replace(
+                granted=granted, learners=there, learns_from_data=waits, **progress._asdict()
+            )
             return answer._asdict()
 
     @remote(idempotent=True)

@@ -246,7 +246,7 @@ class LearnerNode:
             self._read_replay_stats()
             self._save_if_due(state)
             self._poll(now=self._has_learned_enough())
-            go_on = start + frames < experiment.frames and not self._has_learned_enough()
+            go_on = start + frames < experiment.all_frames and not self._has_learned_enough()
             self._barrier.release(go_on=go_on)
 
     def _update(self, sample: Sample) -> None:

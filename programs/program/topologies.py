@@ -61,8 +61,13 @@ def _learner_processes(
     graph: Graph, setup: Setup, replays: Sequence[SharedMemory | Handle], coordinator: Handle
 ) -> Sequence[Handle]:
     """Adds the learner, or the learner processes."""
+    kind = LearnerNode
+    if setup.experiment.data:
+        from rlstack.programs.program.offline_first import OfflineFirstLearnerNode
+
+        kind = OfflineFirstLearnerNode
     if len(replays) == 1:
-        return [graph.service("learner", LearnerNode, setup, replays[0], coordinator)]
+        return [graph.service("learner", kind, setup, replays[0], coordinator)]
     return [
         graph.service(f"learner/{index}", GroupLearnerNode, setup, index, replay, coordinator)
         for index, replay in enumerate(replays)

@@ -311,10 +311,13 @@ class FusedRun(PolicySet):
 
     def save(self) -> PyTree:
         """Returns the state that a resumed run needs, for `rlstack.storage.checkpoint`."""
+        return self._saved(lambda name, replay: jax.tree.leaves(replay))
+
+    def _saved(self, leaves_of: Callable[[str, Any], list[Any]]) -> PyTree:
         state = self.state
         frames: PyTree = {name: np.int64(frames) for name, frames in self.frames.items()}
         replay: PyTree = {
-            name: jax.tree.leaves(one) if self._keeps(one) else ()
+            name: leaves_of(name, one) if self._keeps(one) else ()
             for name, one in self._parts.by_name(state.replay).items()
         }
         saved: dict[str, PyTree] = {}
@@ -337,6 +340,16 @@ class FusedRun(PolicySet):
         """Returns the structure of a saved state, for `rlstack.storage.checkpoint.restore`."""
         return self.save()
 
+    def older_template(self) -> PyTree:
+        """Returns the structure that earlier versions saved."""
+
+        def leaves_of(name: str, replay: Any) -> list[Any]:
+            if not isinstance(replay, RingState):
+                return jax.tree.leaves(replay)
+            return list(self._store(name).older_leaves(replay, self._step_spec(name)))
+
+        return self._saved(leaves_of)
+
     def load(self, saved: PyTree) -> None:
         """Restores a state that `save` returned; the episodes go on where they were."""
         fresh, parts = self.state, self._parts
@@ -348,7 +361,7 @@ class FusedRun(PolicySet):
         self.learner.load(saved["learner"])
         learning = {name: learned.learning for name, learned in self._learned.items()}
         kept = {
-            name: _with_leaves(one, replay[name]) if self._keeps(one) else one
+            name: self._with_replay(name, one, replay[name]) if self._keeps(one) else one
             for name, one in parts.by_name(fresh.replay).items()
         }
         acting = _with_leaves(parts.unchanging(fresh.acting), saved["acting"])
@@ -360,6 +373,15 @@ class FusedRun(PolicySet):
         for name, versions in self._versions.items():
             versions.load(saved["policies"][name]["inferencer"]["versions"])
             self._give(name)
+
+    def _with_replay(self, name: str, fresh: Any, leaves: Sequence[Any]) -> Any:
+        """Returns a saved replay, which an earlier version may have saved."""
+        if [x.shape for x in leaves] == [x.shape for x in jax.tree.leaves(fresh)]:
+            return _with_leaves(fresh, leaves)
+        return self._store(name).from_older(fresh, self._step_spec(name), leaves)
+
+    def _store(self, name: str) -> Any:
+        return self._parts.by_name(self._parts.loop.stores)[name]
 
     def _keeps(self, replay: Any) -> bool:
         """Whether checkpoints contain a replay.

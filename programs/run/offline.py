@@ -8,18 +8,16 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TextIO
 
-import jax
 import numpy as np
 
-from rlstack.acting.actor import transition_spec
 from rlstack.acting.evaluator import Evaluation
-from rlstack.agent import Agent
 from rlstack.agents import AGENTS
 from rlstack.learning.learner import Learner
 from rlstack.programs.build.agent import make_agent
 from rlstack.programs.build.environments import make_evaluation_env
 from rlstack.programs.build.evaluation import evaluate, make_evaluator
-from rlstack.programs.build.seeds import role_key, role_seed
+from rlstack.programs.build.recorded import make_windows
+from rlstack.programs.build.seeds import role_key
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.run.host import HostLoop
 from rlstack.programs.run.run_session import Engine
@@ -84,6 +82,11 @@ def _check_recorded(experiment: Experiment) -> None:
             f"Experiment: offline_updates must be 0 for {entry.agent.__name__}, which does not "
             f"learn by acting; got {experiment.offline_updates}."
         )
+    if experiment.offline_updates and experiment.learner.processes > 1:
+        raise ValueError(
+            "Experiment: learner.processes must be 1 with offline_updates, because one process "
+            f"draws from the dataset; got {experiment.learner.processes}."
+        )
     if entry is not None and entry.recorded and not demonstrations:
         either = entry.recorded == "any"
         if not (either and experiment.data):
@@ -108,17 +111,6 @@ def make_loop(experiment: Experiment, phase: Callable[[str], AbstractContextMana
       phase: called with a text about what may take long, and entered while it lasts.
     """
     return OfflineFirst(experiment, phase) if experiment.acts else Offline(experiment)
-
-
-def _windows(experiment: Experiment, dataset: Dataset, spec: EnvSpec, agent: Agent) -> Windows:
-    return Windows(
-        dataset,
-        experiment.replay,
-        spec,
-        transition_spec(agent, spec),
-        jax.tree.map(np.asarray, agent.initial_state(experiment.replay.batch_size)),
-        role_seed(experiment.seed, "replay"),
-    )
 
 
 def _announce(dataset: Dataset, windows: Windows, stream: TextIO) -> None:
@@ -155,7 +147,7 @@ class Offline:
         with make_evaluation_env(experiment) as env:
             self.spec: EnvSpec = env.spec
         agent = make_agent(experiment, self.spec)
-        self.windows = _windows(experiment, self.dataset, self.spec, agent)
+        self.windows = make_windows(experiment, self.dataset, self.spec, agent)
         self.learner = Learner(experiment.learner, agent, self.windows, role_key(seed, "learner"))
         self._evaluator = make_evaluator(experiment, self.spec)
         self.env_frames = 0
@@ -197,6 +189,10 @@ class Offline:
         """Returns the structure of a saved state, for `rlstack.storage.checkpoint.restore`."""
         return self.save()
 
+    def older_template(self) -> PyTree:
+        """Returns None: earlier versions saved the same structure."""
+        return None
+
     def load(self, saved: PyTree) -> None:
         """Restores a state that `save` returned; learning continues as if never interrupted."""
         self.windows.load(saved["windows"])
@@ -225,7 +221,8 @@ class OfflineFirst(HostLoop):
         try:
             spec = self.env.spec
             self.dataset = Dataset(located(experiment.data))
-            self.windows = _windows(experiment, self.dataset, spec, make_agent(experiment, spec))
+            agent = make_agent(experiment, spec)
+            self.windows = make_windows(experiment, self.dataset, spec, agent)
         except BaseException:
             self.close()
             raise

@@ -79,6 +79,10 @@ class PolicySet(abc.ABC):
         """Sets the evaluator of an experiment of one policy."""
         self._evaluate = functools.partial(evaluate, self.experiment, evaluator)
 
+    def older_template(self) -> PyTree:
+        """Returns the structure that earlier versions saved, None if it is the same."""
+        return None
+
     @functools.cached_property
     def learner(self) -> Any:
         """The learner of the only policy, or a `Learners` of several."""

@@ -103,6 +103,9 @@ class Engine(Run, Protocol):
     def template(self) -> PyTree:
         """Returns the structure of a saved state, for `rlstack.storage.checkpoint.restore`."""
 
+    def older_template(self) -> PyTree:
+        """Returns the structure that earlier versions saved, None if it is the same."""
+
     def load(self, saved: PyTree) -> None:
         """Restores a state that `save` returned."""
 

@@ -339,7 +339,8 @@ def _run_in_process(
             engine.announce(display.stream)
             if start_from is not None:
                 with origin.compared(directory, start_from):
-                    engine.load(checkpoint.restore(start_from, engine.template()))
+                    older = engine.older_template()
+                    engine.load(checkpoint.restore(start_from, engine.template(), older=older))
             profile = Profile(profiled, directory, experiment.topology)
             profile.time_engine(engine)
             with contextlib.closing(profile):

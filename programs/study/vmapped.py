@@ -117,7 +117,8 @@ def train(
             stack.callback(logger.close)
             if one.start_from is not None:
                 with origin.compared(one.directory, one.start_from):
-                    run.load(checkpoint.restore(one.start_from, run.template()))
+                    older = run.older_template()
+                    run.load(checkpoint.restore(one.start_from, run.template(), older=older))
             run.session = RunSession(
                 one.experiment, one.directory, run, logger, start, display, allowance
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import dm_env
 import numpy as np
@@ -41,7 +41,7 @@ class EntityEnv(dm_env.Environment):
         observation of each episode.
     """
 
-    def __init__(self, game: Environment, name: str, validate: bool):
+    def __init__(self, game: Environment, name: str, validate: bool, extras: Sequence[str] = ()):
         self.game = game
         self.name = name or type(game).__name__
         self.codec = PaddedCodec(game.obs_space, game.action_space, self.name)
@@ -49,6 +49,8 @@ class EntityEnv(dm_env.Environment):
         self.last_metrics: Mapping[str, float] = {}
         self._validator = Validator(game.obs_space, game.action_space, self.name)
         self._validate = validate
+        self._extras = [extras] if isinstance(extras, str) else list(extras)
+        self._has_shown = False  # whether an observation has had metrics
         self._context: ActionContext | None = None  # None: the next step begins an episode
 
     def observation_spec(self) -> dict[str, dict[str, specs.Array]]:
@@ -58,6 +60,27 @@ class EntityEnv(dm_env.Environment):
     def action_spec(self) -> dict[str, specs.BoundedArray]:
         """Returns the specs of the choices by action type, int32 [capacity]."""
         return self.codec.action_spec
+
+    def extras_spec(self) -> dict[str, specs.Array] | tuple[()]:
+        """Returns the specs of the metrics to show as extras, float32 []; () for none."""
+        return {name: specs.Array((), np.float32, name) for name in self._extras} or ()
+
+    def extras(self) -> dict[str, np.float32]:
+        """Returns these metrics of the newest observation; 0 if it has no metrics at all.
+
+        Raises:
+          EnvError: it has others only, or a game has ended and no observation had any.
+        """
+        metrics, names = self.last_metrics, self._extras
+        self._has_shown |= bool(metrics)
+        over = self.last_observation is not None and self.last_observation.done
+        if (metrics or (over and not self._has_shown)) and not metrics.keys() >= set(names):
+            raise EnvError(
+                f"{self.name}: an observation must have the metrics that extras names, "
+                f"{', '.join(names)}; got {', '.join(metrics) or 'none'}. Add them in the game, or "
+                "change extras."
+            )
+        return {name: np.float32(metrics.get(name, 0)) for name in names}
 
     def reset(self) -> dm_env.TimeStep:
         """Begins an episode. Episodes that are over at their first observation are skipped.
@@ -142,7 +165,9 @@ class EntityEnv(dm_env.Environment):
         return self.codec.encode(observation)
 
 
-def as_dm_env(environment: Environment, name: str = "", validate: bool = True) -> EntityEnv:
+def as_dm_env(
+    environment: Environment, name: str = "", validate: bool = True, extras: Sequence[str] = ()
+) -> EntityEnv:
     """Returns a game as a ``dm_env.Environment`` with arrays of fixed shapes.
 
     Args:
@@ -150,8 +175,10 @@ def as_dm_env(environment: Environment, name: str = "", validate: bool = True) -
       name: the game's name in errors; by default the name of its class.
       validate: True to check every observation and every choice. False makes steps faster, but
         errors of the game go unnoticed.
+      extras: names of metrics to show in `rlstack.types.TimeStep.extras`, as numbers. An
+        observation without metrics shows 0.
 
     Raises:
       ValueError: the spaces have no action type, or have one that no entity can take.
     """
-    return EntityEnv(environment, name, validate)
+    return EntityEnv(environment, name, validate, extras)

@@ -73,6 +73,11 @@ class CompiledLoop:
         return self._replay.most_updates
 
     @property
+    def stores(self) -> Any:
+        """The `Queue` or `Ring`; for several policies a dict of them by policy."""
+        return self._replay
+
+    @property
     def log_names(self) -> Any:
         """The names of the agent's logs, ``tuple[str, ...]``, once `run` has been traced."""
         return self._updater.names

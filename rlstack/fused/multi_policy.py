@@ -218,3 +218,9 @@ class SetLoop(CompiledLoop):
         )
         updater = SetUpdater(updaters)
         super().__init__(actors, updater, SetReplay(stores, actors, updater), devices)
+        self._stores = stores
+
+    @property
+    def stores(self) -> dict[str, StepQueue | Ring]:
+        """The replay of each policy that learns."""
+        return self._stores

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlstack.types import Array, Transition
+from rlstack.types import Array, PyTree
 
 # Of a part that is packed. To copy a larger one costs more than an array of its own.
 _MOST_WORDS = 32
@@ -42,24 +42,22 @@ class PackedSteps:
         self._arrays, self._layout = arrays, layout
 
     @classmethod
-    def zeros(cls, rows: int, step: Transition) -> PackedSteps:
+    def zeros(cls, rows: int, step: PyTree) -> PackedSteps:
         """Returns ``rows`` steps of zeros.
 
         Args:
           rows: number of steps.
           step: shapes and dtypes of one step, ``[B, ...]``.
         """
-        leaves, structure = jax.tree.flatten(step)
-        parts, end = [], 0
-        for leaf in leaves:
-            size, words = math.prod(leaf.shape[1:]), None
-            if leaf.dtype.itemsize == 4 and size <= _MOST_WORDS:
-                words = end, end + size
-                end += size
-            parts.append(_Part(words, leaf.dtype, leaf.shape[1:]))
-        layout = _Layout(structure, tuple(parts))
+        layout = _layout(step)
         packed = jax.eval_shape(lambda step: _packed(layout, step), step)
         return cls(tuple(jnp.zeros((rows, *x.shape), x.dtype) for x in packed), layout)
+
+    @classmethod
+    def of(cls, steps: PyTree) -> PackedSteps:
+        """Returns steps ``[rows, B, ...]`` packed."""
+        layout = _layout(jax.tree.map(lambda x: x[0], steps))
+        return cls(tuple(jax.vmap(lambda row: _packed(layout, row))(steps)), layout)
 
     def tree_flatten(self) -> tuple[tuple[jax.Array, ...], _Layout]:
         """Returns the arrays, and the layout."""
@@ -70,7 +68,7 @@ class PackedSteps:
         """Returns the steps with other arrays."""
         return cls(tuple(arrays), layout)
 
-    def with_row(self, row: Array, step: Transition) -> PackedSteps:
+    def with_row(self, row: Array, step: PyTree) -> PackedSteps:
         """Returns the steps with another one, ``[B, ...]``, in a row."""
         packed = _packed(self._layout, step)
         pairs = zip(self._arrays, packed, strict=True)
@@ -97,7 +95,7 @@ class PackedSteps:
             arrays[at] = arrays[at].at[where].set(new, mode="drop")
         return PackedSteps(tuple(arrays), self._layout)
 
-    def __getitem__(self, index: Any) -> Transition:
+    def __getitem__(self, index: Any) -> Any:
         """Returns the steps at an index of the first axis, or of both axes of all arrays."""
         arrays = iter([array[index] for array in self._arrays])
         all_words = next(arrays) if any(part.words for part in self._layout.parts) else None
@@ -111,7 +109,20 @@ class PackedSteps:
         return self._layout.structure.unflatten(leaves)
 
 
-def _packed(layout: _Layout, step: Transition) -> list[Array]:
+def _layout(step: PyTree) -> _Layout:
+    """Returns the layout of steps with the shapes and dtypes of one step, ``[B, ...]``."""
+    leaves, structure = jax.tree.flatten(step)
+    parts, end = [], 0
+    for leaf in leaves:
+        size, words = math.prod(leaf.shape[1:]), None
+        if leaf.dtype.itemsize == 4 and size <= _MOST_WORDS:
+            words = end, end + size
+            end += size
+        parts.append(_Part(words, leaf.dtype, leaf.shape[1:]))
+    return _Layout(structure, tuple(parts))
+
+
+def _packed(layout: _Layout, step: PyTree) -> list[Array]:
     words, others = [], []
     for leaf, part in zip(jax.tree.leaves(step), layout.parts, strict=True):
         if part.words is None:

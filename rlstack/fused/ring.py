@@ -7,6 +7,7 @@ numbers differ.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +21,7 @@ from rlstack.fused.packed import PackedSteps
 from rlstack.fused.sum_tree import SumTree, scaled
 from rlstack.replay.memory import ring_shape
 from rlstack.replay.prioritized import PRIORITY_FLOOR
-from rlstack.types import Array, Batch, PRNGKey, StepType, TimeStep, Transition
+from rlstack.types import Array, Batch, PRNGKey, PyTree, StepType, TimeStep, Transition
 
 if TYPE_CHECKING:  # imported by replays with an item processor
     from rlstack.replay.episodes import Processor
@@ -33,7 +34,8 @@ _PROCESSING = 1 << 16  # folded into the key of an item processor; `split` has s
 class RingState(NamedTuple):
     """The content of a replay."""
 
-    steps: PackedSteps  # [rows, B, ...]
+    steps: PackedSteps  # [rows, B, ...], without what is in `first_states`
+    first_states: PackedSteps  # [start rows, B, ...], what `Agent.read_once` names
     steps_added: Array  # [] int32, steps added per environment
     unbroken: Array  # [] int32, the first step after the last break of the streams
     valid: Array  # [items, B] bool, where a cell has an item
@@ -68,6 +70,9 @@ class Ring:
         self.steps = steps_per_update
         shape = ring_shape(cfg, actors.num_envs)
         self._rows, self._items = shape.rows, shape.items
+        # A step overwrites the first state that its row held as soon as the start before it has
+        # passed, so with longer periods one more is held than there are starts in all rows.
+        self._start_rows = -(-shape.rows // cfg.step_period) + (cfg.step_period > 1)
         if cfg.samples_per_insert is None:
             raise ValueError(
                 "Ring: samples_per_insert must be given, because it says how many updates follow a "
@@ -117,12 +122,13 @@ class Ring:
           step: shapes and dtypes of the steps, ``[B, ...]``.
           rng_key: the key for the replay's draws.
         """
-        none = jnp.zeros((), jnp.int32)
+        none, (every, first) = jnp.zeros((), jnp.int32), self._parted(step)
         begins: Any = ()
         if self._processor is not None:
             begins = jnp.zeros((self._rows, self._actors.num_envs), jnp.int32)
         return RingState(
-            steps=PackedSteps.zeros(self._rows, step),
+            steps=PackedSteps.zeros(self._rows, every),
+            first_states=PackedSteps.zeros(self._start_rows, first),
             steps_added=none,
             unbroken=none,
             valid=jnp.zeros((self._items, self._actors.num_envs), bool),
@@ -149,8 +155,7 @@ class Ring:
 
     def env_axes(self, ring: RingState) -> RingState:
         """Returns the axis of environments of each array of a state that is not ``WHOLE``."""
-        axes: Any = jax.tree.map(lambda _: 1, (ring.steps, ring.valid, ring.begins))
-        return ring._replace(steps=axes[0], valid=axes[1], begins=axes[2])
+        return ring._replace(**jax.tree.map(lambda _: 1, _arrays(ring)))
 
     def batch_spec(self, ring: RingState) -> Batch:
         """Returns shapes and dtypes of the batches."""
@@ -188,18 +193,17 @@ class Ring:
         self, learning: Learning, ring: RingState, updates: Updates, good: Array, most: Array
     ) -> tuple[Learning, RingState, Updates]:
         """Learns as often as the rules allow; see `rlstack.fused.queue.StepQueue.learn`."""
-        steps, valid, begins = ring.steps, ring.valid, ring.begins
-        writes = self._updater.writes_back
+        arrays, writes = _arrays(ring), self._updater.writes_back
+        if writes:
+            del arrays["steps"]
 
         def whole(ring: RingState) -> RingState:
-            kept = ring.steps if writes else steps
-            return ring._replace(steps=kept, valid=valid, begins=begins)
+            return ring._replace(**arrays)
 
         def changing(ring: RingState) -> RingState:
             # Under vmap a loop copies its whole carry in each iteration. Learning changes neither
             # which cells have an item nor, for most agents, the steps.
-            kept: Any = ring.steps if writes else None
-            return ring._replace(steps=kept, valid=None, begins=())  # type: ignore[arg-type]
+            return ring._replace(**dict.fromkeys(arrays))
 
         def may_learn(carry: Any) -> Array:
             learning, part, updates = carry
@@ -234,15 +238,18 @@ class Ring:
           active: whether to add it, [] bool.
         """
         cfg, num_envs = self._cfg, self._actors.num_envs
-        row = ring.steps_added % self._rows
-        steps = ring.steps.with_row(row, step)
+        row, (every, first) = ring.steps_added % self._rows, self._parted(step)
+        steps = ring.steps.with_row(row, every)
+        # The row of the next start: the last step that is written there is that start.
+        start_row = -(-ring.steps_added // cfg.step_period) % self._start_rows
+        first_states = ring.first_states.with_row(start_row, first)
         start = ring.steps_added - cfg.unroll_length
         due = (start >= 0) & (start % cfg.step_period == 0) & active
         cell = jnp.maximum(start, 0) // cfg.step_period % self._items
         valid = jnp.full(num_envs, start >= ring.unbroken)
         if cfg.starts == "not_last":
-            first = steps[(start + cfg.context) % self._rows]
-            valid &= first.timestep.step_type != StepType.LAST
+            begins = steps[(start + cfg.context) % self._rows]
+            valid &= begins.timestep.step_type != StepType.LAST
         inserted = jnp.where(due, valid.sum(dtype=jnp.int32), 0)
         # Read before the row is written, because XLA would copy the whole array to read it later.
         replaced = jax.lax.optimization_barrier(jnp.asarray(ring.valid)[cell])
@@ -254,6 +261,7 @@ class Ring:
             masses = self._tree.write(masses, cells, jnp.where(due, mass, old))
         return ring._replace(
             steps=steps,
+            first_states=first_states,
             steps_added=ring.steps_added + jnp.asarray(active, jnp.int32),
             valid=jnp.asarray(ring.valid).at[cell].set(jnp.where(due, valid, replaced)),
             held=ring.held + inserted - jnp.where(due, replaced.sum(dtype=jnp.int32), 0),
@@ -317,10 +325,22 @@ class Ring:
         return ring, cells, weights
 
     def gather(self, ring: RingState, cells: Array) -> Transition:
-        """Returns the items in cells ``[B]``: their steps, ``[T+1, B, ...]``."""
+        """Returns the items in cells ``[B]``: their steps, ``[T+1, B, ...]``.
+
+        What `Agent.read_once` names is at their first step, ``[1, B, ...]``.
+        """
         starts, env_ids = self._locate(ring, cells)
         rows = (starts + jnp.arange(self._cfg.unroll_length + 1)[:, None]) % self._rows
-        return ring.steps[rows, env_ids]
+        steps = ring.steps[rows, env_ids]
+        row = starts[None] // self._cfg.step_period % self._start_rows
+        first = ring.first_states[row, env_ids]
+        states = jax.tree.map(
+            lambda x, y: y if x is None else x,
+            steps.agent_state,
+            first,
+            is_leaf=lambda x: x is None,
+        )
+        return steps._replace(agent_state=states)
 
     def _locate(self, ring: RingState, cells: Array) -> tuple[Array, Array]:
         """Returns the first steps and the environments of the items in cells ``[B]``."""
@@ -369,6 +389,45 @@ class Ring:
         order = jnp.argsort(~held.reshape(-1), stable=True)[:count]
         chosen = jnp.where(held.reshape(-1)[order], found.reshape(-1)[order], cells[: len(order)])
         return jnp.concatenate([chosen, cells[len(order) :]])
+
+    def _parted(self, step: Transition) -> tuple[Transition, PyTree]:
+        """Returns a step without what `Agent.read_once` names, and that alone; None elsewhere."""
+        states = step.agent_state
+        once = self._actors.agent.read_once(states)
+        others = jax.tree.map(lambda x, first: None if first else x, states, once)
+        first = jax.tree.map(lambda x, first: x if first else None, states, once)
+        return step._replace(agent_state=others), first
+
+    def older_leaves(self, ring: RingState, step: Transition) -> list[Any]:
+        """Returns what earlier versions saved of a replay: they stored the state at every step.
+
+        Args:
+          ring: the content.
+          step: shapes and dtypes of one environment's step.
+        """
+        return [*jax.tree.leaves(self._older_steps(step)), *jax.tree.leaves(_counters(ring))]
+
+    def from_older(self, ring: RingState, step: Transition, leaves: Sequence[Any]) -> RingState:
+        """Returns the content that an earlier version saved.
+
+        Args:
+          ring: a content of the same shapes.
+          step: shapes and dtypes of one environment's step.
+          leaves: what was saved, in the form of `older_leaves`.
+        """
+        older = jax.tree.structure(self._older_steps(step))
+        count = older.num_leaves
+        every, states = self._parted(older.unflatten(leaves[:count])[:])
+        ring = jax.tree.unflatten(jax.tree.structure(_counters(ring)), leaves[count:])
+        newest = (ring.steps_added - 1) // self._cfg.step_period
+        starts = newest - (newest - jnp.arange(self._start_rows)) % self._start_rows
+        first = jax.tree.map(lambda x: x[starts * self._cfg.step_period % self._rows], states)
+        return ring._replace(steps=PackedSteps.of(every), first_states=PackedSteps.of(first))
+
+    def _older_steps(self, step: Transition) -> PackedSteps:
+        num_envs = self._actors.num_envs
+        rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_envs, *x.shape), x.dtype), step)
+        return jax.eval_shape(lambda: PackedSteps.zeros(self._rows, rows))
 
     def _newest(self, ring: RingState) -> Array:
         """Returns the number of the newest item of each environment, [] int32."""
@@ -453,6 +512,16 @@ class _Draws:
         """Returns numbers in [0, 1), of this shape."""
         self._key, key = jax.random.split(self._key)
         return jax.random.uniform(key, size)
+
+
+def _arrays(ring: RingState) -> dict[str, Any]:
+    """Returns the parts of a content that have an axis of environments, by their names."""
+    return {name: getattr(ring, name) for name in ("steps", "first_states", "valid", "begins")}
+
+
+def _counters(ring: RingState) -> Any:
+    """Returns a content without its steps."""
+    return ring._replace(steps=None, first_states=None)  # type: ignore[arg-type]
 
 
 def _added(count: Array, more: Array | int) -> Array:

@@ -231,7 +231,9 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
     return {"step": record["step"], **record["metadata"]}
 
 
-def restore(path: str | os.PathLike[str], target: Any, *, partial: bool = False) -> Any:
+def restore(
+    path: str | os.PathLike[str], target: Any, *, partial: bool = False, older: Any = None
+) -> Any:
     """Returns the tree saved at `path`, in the form of `target`.
 
     Each leaf has the dtype that was saved and the type that it has in `target`: a numpy array, a
@@ -242,6 +244,7 @@ def restore(path: str | os.PathLike[str], target: Any, *, partial: bool = False)
       path: a checkpoint, as `latest` returns it.
       target: a tree of the same structure, shapes and dtypes; `ANY_ARRAY` matches any array.
       partial: whether the checkpoint may hold leaves that `target` lacks; they are not read.
+      older: the target that takes the place of `target` if the checkpoint does not fit it.
 
     Raises:
       DamagedError: a file of the checkpoint is missing or differs from what was written.
@@ -249,14 +252,28 @@ def restore(path: str | os.PathLike[str], target: Any, *, partial: bool = False)
     """
     path = Path(path).absolute()
     record = _record(path, "restore")
-    wanted, _ = flatten("restore", target, with_arrays=False)
-    named = {leaf.path for leaf in wanted}
-    saved = {
-        number: leaf
-        for number, leaf in checkpoint_record.leaves_of(record).items()
-        if not partial or leaf.path in named
-    }
-    check_same(path, wanted, list(saved.values()))
+
+    def fitting(target: Any) -> dict[int, Leaf]:
+        wanted, _ = flatten("restore", target, with_arrays=False)
+        named = {leaf.path for leaf in wanted}
+        saved = {
+            number: leaf
+            for number, leaf in checkpoint_record.leaves_of(record).items()
+            if not partial or leaf.path in named
+        }
+        check_same(path, wanted, list(saved.values()))
+        return saved
+
+    try:
+        saved = fitting(target)
+    except CheckpointError as error:
+        if older is None:
+            raise
+        target = older
+        try:
+            saved = fitting(target)
+        except CheckpointError:
+            raise error from None
     arrays = read_arrays(path, saved, "restore")
     likes, treedef = jax.tree_util.tree_flatten(target, is_leaf=is_empty)
     found = [

@@ -10,7 +10,12 @@ from dm_env import specs
 
 from rlstack.agents.bc import BC, BCConfig, BCOutput
 from rlstack.agents.fixed import Random, RandomConfig, Scripted, ScriptedConfig, no_network
-from rlstack.agents.rules import balance_cartpole, count_beans, jump_to_high_ground
+from rlstack.agents.rules import (
+    balance_cartpole,
+    count_beans,
+    jump_to_high_ground,
+    push_with_velocity,
+)
 from rlstack.envs import SyncEnv
 from rlstack.exploration import Greedy, Sample
 from rlstack.networks import Network, NetworkConfig
@@ -237,9 +242,11 @@ def test_a_rule_that_answers_in_another_shape_is_named():
         )
 
 
-def test_the_cartpole_rule_pushes_towards_the_fall():
+def test_rules_push_towards_the_fall_and_with_the_velocity():
     leaning = np.array([[0, 0, 0.1, 0], [0, 0, -0.1, 0], [0, 0, 0, 0.3]], np.float32)
     assert balance_cartpole(leaning).tolist() == [1, 0, 1]
+    cars = np.array([[-0.5, 0.0], [-0.5, -0.01], [0.2, 0.03]], np.float32)
+    assert push_with_velocity(cars).tolist() == [[1], [-1], [1]]
 
 
 def test_a_policy_has_no_noisy_layers():

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rlstack.fused.packed import PackedSteps
 from rlstack.fused.ring import Ring
 from rlstack.fused.sum_tree import SumTree, scaled
 from rlstack.replay import InProcessReplay, ReplayConfig
@@ -15,6 +16,7 @@ from rlstack.replay.prioritized import importance_weights
 from rlstack.types import StepType, TimeStep, Transition
 
 NUM_ENVS = 3
+WIDTH = 40  # more words than a packed part has
 
 
 def step_of(number, step_type):
@@ -26,11 +28,22 @@ def step_of(number, step_type):
         np.ones(NUM_ENVS, np.float32),
         np.zeros((NUM_ENVS, 1), np.float32),
     )
-    return Transition(timestep, (), (), np.zeros(NUM_ENVS, np.int32))
+    state = {
+        "memory": np.repeat(reward[:, None], WIDTH, 1).astype(np.float32),
+        "small": (reward[:, None] + [0.25, 0.5]).astype(np.float32),
+        "counts": np.full(NUM_ENVS, number, np.int32),
+    }
+    return Transition(timestep, (), state, np.zeros(NUM_ENVS, np.int32))
+
+
+class _Agent:
+    def read_once(self, state):
+        return {"memory": True, "small": True, "counts": False}
 
 
 class _Actors:
     num_envs = NUM_ENVS
+    agent = _Agent()
 
     def tally(self):
         return None
@@ -109,7 +122,15 @@ def test_it_holds_and_releases_the_same_items(name):
             assert bool(ring.can_sample(state))
             other.sample()
             state, cells, _ = draw(state)
-            reward = np.asarray(gather(state, cells).timestep.reward)  # [T+1, B]
+            items = gather(state, cells)
+            reward = np.asarray(items.timestep.reward)  # [T+1, B]
+            of_agent = jax.tree.map(np.asarray, items.agent_state)
+            assert of_agent["memory"].shape == (1, 4, WIDTH)
+            assert (of_agent["memory"][0] == reward[0][:, None]).all()
+            np.testing.assert_array_equal(
+                of_agent["small"][0] - reward[0][:, None], [[0.25, 0.5]] * 4
+            )
+            np.testing.assert_array_equal(of_agent["counts"], reward // 10)
             assert reward.shape == (cfg.unroll_length + 1, 4)
             assert (np.diff(reward, axis=0) == 10).all()
             starts = {(int(r // 10), int(r % 10)) for r in reward[0]}
@@ -118,6 +139,34 @@ def test_it_holds_and_releases_the_same_items(name):
         assert not bool(ring.can_sample(state))
     assert len(drawn) > 30
     assert int(state.drawn) == int(other.stats()["samples"]) > 60
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("count", [9, 41])
+def test_a_replay_of_an_earlier_version_goes_on(name, count):
+    cfg = CONFIGS[name]
+    ring, whole = make(cfg)
+    rows = ring._rows
+    older = PackedSteps.zeros(rows, jax.eval_shape(lambda: step_of(0, [1] * NUM_ENVS)))
+    add, gather = jax.jit(ring.add), jax.jit(ring.gather)
+    for number in range(count):  # earlier versions stored the state at every step
+        step = step_of(number, [1] * NUM_ENVS)
+        whole = add(whole, step)
+        older = older.with_row(number % rows, step)
+    leaves = [*jax.tree.leaves(older), *jax.tree.leaves(whole._replace(steps=(), first_states=()))]
+    spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), step_of(0, [1] * 3))
+    _, fresh = make(cfg)
+    form = [(x.shape, x.dtype) for x in ring.older_leaves(fresh, spec)]
+    assert form == [(x.shape, x.dtype) for x in leaves]
+    read = ring.from_older(fresh, spec, leaves)
+    assert jax.tree.structure(read) == jax.tree.structure(whole)
+    for number in range(count, count + 12):
+        cells = jnp.asarray(np.flatnonzero(np.asarray(whole.valid)))
+        assert len(cells) >= NUM_ENVS
+        for x, y in zip(*(jax.tree.leaves(gather(s, cells)) for s in (read, whole)), strict=True):
+            np.testing.assert_array_equal(x, y)
+        step = step_of(number, [1] * NUM_ENVS)
+        read, whole = add(read, step), add(whole, step)
 
 
 def test_uniform_draws_are_uniform():

@@ -162,6 +162,15 @@ def test_a_target_that_differs_is_refused_at_the_first_leaf(tmp_path, target, wo
         assert word in str(caught.value)
 
 
+def test_an_older_target_takes_the_place_of_one_that_does_not_fit(tmp_path):
+    path = checkpoint.save(tmp_path, 1, {"a": np.ones(2, np.float32), "b": 1}, {})
+    newer, older = {"c": 0}, {"a": np.zeros(2, np.float32), "b": 0}
+    _assert_same(checkpoint.restore(path, newer, older=older)["a"], np.ones(2, np.float32))
+    assert checkpoint.restore(path, older, older=newer)["b"] == 1
+    with pytest.raises(checkpoint.CheckpointError, match=r"at \['c'\] expected a Python int"):
+        checkpoint.restore(path, newer, older={"d": 0})
+
+
 @pytest.mark.parametrize("bad", [object(), np.array([None]), np.array(["text"]), {1, 2}])
 def test_what_cannot_be_saved_is_named_and_nothing_is_written(tmp_path, bad):
     with pytest.raises(checkpoint.CheckpointError, match=r"\['deep'\]\[1\]"):

@@ -96,6 +96,37 @@ def test_a_dataset_comes_back_as_it_was_written(tmp_path):
         export(dataset, "thing/mine-v0")
 
 
+def test_extras_are_infos_and_come_back(tmp_path):
+    minari = pytest.importorskip("minari")
+    extras = {"cost": specs.Array((2,), np.float32), "level": specs.DiscreteArray(4)}
+    rng = np.random.default_rng(3)
+    env = {"name": "my_envs:Thing", "type": "auto", "options": {}}
+    with DatasetWriter(
+        tmp_path / "set", SPEC._replace(extras=extras), 1, 5, env=env, source={}
+    ) as writer:
+        for kinds, ends in (([FIRST, MID, LAST], 0), ([FIRST, MID, MID, LAST], 1)):
+            for step in steps(SPEC, kinds, ends, 1):
+                shown = {
+                    "cost": rng.normal(size=(1, 2)).astype(np.float32),
+                    "level": rng.integers(0, 4, 1, dtype=np.int32),
+                }
+                timestep = step.timestep._replace(extras=shown)
+                writer.add(None, step._replace(timestep=timestep))
+        writer.finish()
+    dataset = Dataset(tmp_path / "set")
+    export(dataset, "thing/extras-v0")
+    first = next(minari.load_dataset("thing/extras-v0").iterate_episodes())
+    assert {name: x.shape for name, x in first.infos.items()} == {"cost": (3, 2), "level": (3,)}
+    again = Dataset(located("minari:thing/extras-v0"))
+    assert again.header.spec.extras["level"].num_values == 4
+    (before, _), (after, _) = (
+        one.read(np.arange(dataset.header.steps)) for one in (dataset, again)
+    )
+    for name in extras:
+        np.testing.assert_array_equal(before.extras[name], after.extras[name])
+        assert before.extras[name].dtype == after.extras[name].dtype
+
+
 def test_a_missing_dataset_names_the_command_that_downloads_it():
     pytest.importorskip("minari")
     with pytest.raises(DatasetError, match=r"minari download hopper/none-v0"):

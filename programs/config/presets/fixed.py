@@ -31,6 +31,18 @@ def cartpole_scripted(name: str) -> Experiment:
 
 
 @preset
+def mountain_car_continuous_scripted(name: str) -> Experiment:
+    """MountainCarContinuous-v0 with a rule that swings up the hill."""
+    return Experiment(
+        preset=name,
+        agent=ScriptedConfig("rlstack.agents.rules:push_with_velocity"),
+        env=EnvConfig("MountainCarContinuous-v0", num_envs=4),
+        replay=on_policy_replay(4, 32),
+        frames=4_000,
+    )
+
+
+@preset
 def entity_floor_is_lava_scripted(name: str) -> Experiment:
     """FloorIsLava with a rule that always jumps to the high ground."""
     return Experiment(

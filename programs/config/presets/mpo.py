@@ -7,6 +7,7 @@ import dataclasses
 from rlstack.agents.mpo import MPOConfig
 from rlstack.agents.ppg import PPGConfig
 from rlstack.agents.vmpo import VMPOConfig
+from rlstack.configs.acting import EvaluatorConfig
 from rlstack.configs.network import NetworkConfig
 from rlstack.configs.normalisation import NormalisationConfig
 from rlstack.optimizers import OptimizerConfig
@@ -76,10 +77,10 @@ def pendulum_vmpo(name: str) -> Experiment:
     """Pendulum-v1 on-policy, by the better half of the steps of each batch."""
     agent = VMPOConfig(
         discount=0.9,
-        gae_lambda=0.95,
+        gae_lambda=0.8,
         num_epochs=10,
         num_minibatches=16,
-        epsilon=0.05,
+        epsilon=0.2,  # the run has 146 updates, and the paper's have a million
         optimizer=OptimizerConfig(learning_rate=1e-3),
         duals_optimizer=OptimizerConfig(learning_rate=1e-2),
     )
@@ -89,6 +90,7 @@ def pendulum_vmpo(name: str) -> Experiment:
         EnvConfig("Pendulum-v1", num_envs=8),
         unroll_length=256,
         frames=300_000,
+        evaluator=EvaluatorConfig(episodes=100, num_envs=20),
         normalisation=NormalisationConfig(observations=True, reward_scale=0.1),
     )
 

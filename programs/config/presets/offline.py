@@ -129,6 +129,19 @@ def halfcheetah_awac(name: str) -> Experiment:
 
 
 @preset
+def pendulum_iql(name: str) -> Experiment:
+    """Pendulum-v1 from recorded data by IQL: --data DIR."""
+    return like(
+        "pendulum-sac",
+        name,
+        agent=IQLConfig(discount=0.98, optimizer=OptimizerConfig(learning_rate=1e-3)),
+        normalisation=NormalisationConfig(reward_scale=0.1),
+        replay=transitions(128, max_size=20_000, min_size=1_000, updates_per_frame=1.0),
+        frames=8_000 * 128,
+    )
+
+
+@preset
 def cartpole_cql(name: str) -> Experiment:
     """CartPole-v1 from recorded data by CQL of discrete actions: --data DIR."""
     return Experiment(

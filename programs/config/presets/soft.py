@@ -110,6 +110,27 @@ def _many_updates(name: str, agent: SACConfig, critic: CriticConfig) -> Experime
 
 
 @preset
+def mountain_car_continuous_rlpd(name: str) -> Experiment:
+    """MountainCarContinuous-v0, rewarded at the goal only: --replay.demonstrations DIR.
+
+    SAC as in RLPD: half of each batch is demonstrations, and the critics have layer norm. There are
+    two critics and one update a frame, where RLPD has ten and 20. Without demonstrations SAC does
+    not find the goal.
+    """
+    base = like("pendulum-sac", name)
+    return dataclasses.replace(
+        base,
+        agent=SACConfig(discount=0.99, random_frames=1_000, optimizer=falling(1e-3, 29_000)),
+        env=EnvConfig("MountainCarContinuous-v0", num_envs=4),
+        network=dataclasses.replace(base.network, critic=CriticConfig(norm="layer")),
+        normalisation=NormalisationConfig(reward_scale=0.1),
+        replay=transitions(64, max_size=30_000, min_size=1_000, updates_per_frame=1.0),
+        evaluator=EvaluatorConfig(episodes=100, num_envs=20),
+        frames=30_000,
+    )
+
+
+@preset
 def pendulum_d4pg(name: str) -> Experiment:
     """Pendulum-v1 off-policy, by a deterministic policy and a distribution of returns."""
     agent = D4PGConfig(

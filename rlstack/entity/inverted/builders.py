@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import dm_env
@@ -34,6 +34,7 @@ def PythonGame(  # noqa: N802 (a builder, named as what it builds)
     step_timeout: float = Limits.step_timeout,
     patience: float = Limits.patience,
     close_timeout: float = Limits.close_timeout,
+    extras: Sequence[str] = (),
     **options: Any,
 ) -> AgentEnv:
     """Builds the environment of one agent of a Python game, which runs in a thread.
@@ -49,6 +50,7 @@ def PythonGame(  # noqa: N802 (a builder, named as what it builds)
       step_timeout: see `Limits`.
       patience: see `Limits`.
       close_timeout: see `Limits`.
+      extras: names of metrics to show as extras, see `rlstack.entity.as_dm_env`.
       **options: options of the game.
 
     Raises:
@@ -62,7 +64,8 @@ def PythonGame(  # noqa: N802 (a builder, named as what it builds)
         seeded = {"seed": seed, **options} if takes_seed(factory) else options
         return SharedGame(factory(**seeded), agents, name, limits)
 
-    return _next_agent_env((id(factory), agents, repr(sorted(options.items()))), seed, start)
+    key = id(factory), agents, repr(sorted(options.items())), repr(extras)
+    return _next_agent_env(key, seed, start, extras)
 
 
 def SocketGame(  # noqa: N802 (a builder, named as what it builds)
@@ -75,6 +78,7 @@ def SocketGame(  # noqa: N802 (a builder, named as what it builds)
     patience: float = Limits.patience,
     max_restarts: int = Limits.max_restarts,
     restart_window: float = Limits.restart_window,
+    extras: Sequence[str] = (),
 ) -> AgentEnv:
     """Builds the environment of one agent of a game that runs in another process.
 
@@ -97,6 +101,7 @@ def SocketGame(  # noqa: N802 (a builder, named as what it builds)
       patience: see `Limits`.
       max_restarts: see `Limits`.
       restart_window: see `Limits`.
+      extras: names of metrics to show as extras, see `rlstack.entity.as_dm_env`.
 
     Raises:
       EnvError, GameError, ValueError: see `RemoteGame`.
@@ -111,7 +116,7 @@ def SocketGame(  # noqa: N802 (a builder, named as what it builds)
         longest = (max_restarts + 1) * (step_timeout + start_timeout + 2 * SEND_TIMEOUT)
         return SharedGame(game, agents, game.name, limits, longest)
 
-    return _next_agent_env((command, address, agents), seed, start)
+    return _next_agent_env((command, address, agents, repr(extras)), seed, start, extras)
 
 
 class _OpenGames(threading.local):
@@ -127,7 +132,9 @@ class _OpenGames(threading.local):
 _OPEN = _OpenGames()
 
 
-def _next_agent_env(key: Hashable, seed: int, start: Callable[[], SharedGame]) -> AgentEnv:
+def _next_agent_env(
+    key: Hashable, seed: int, start: Callable[[], SharedGame], extras: Sequence[str]
+) -> AgentEnv:
     """Returns the environment of the next agent, in the open game or else in a new one.
 
     Pools build their environments in order, so consecutive environments share a game.
@@ -136,12 +143,13 @@ def _next_agent_env(key: Hashable, seed: int, start: Callable[[], SharedGame]) -
       key: equal for the environments of one pool.
       seed: seed of this environment.
       start: starts a new game with the seed of its first agent.
+      extras: names of metrics to show as extras.
     """
     reference = _OPEN.games.pop(key, None)
     game = None if reference is None else reference()
     if game is None or not game.is_open or seed in game.seeds:
         game = start()
-    env = AgentEnv(game, seed)
+    env = AgentEnv(game, seed, extras)
     if game.is_open:
         _OPEN.games[key] = weakref.ref(game)
     return env
@@ -264,10 +272,10 @@ class AgentEnv(EntityEnv):
 
     game: AgentView
 
-    def __init__(self, shared: SharedGame, seed: int):
+    def __init__(self, shared: SharedGame, seed: int, extras: Sequence[str] = ()):
         # The game's own thread validates observations, so that tracebacks show where they were
         # made.
-        super().__init__(AgentView(shared, seed), shared.name, validate=False)
+        super().__init__(AgentView(shared, seed), shared.name, validate=False, extras=extras)
 
     def announce(self, action: Mapping[str, np.ndarray] | None, together: bool) -> None:
         """Receives the next step's action, None for a reset.

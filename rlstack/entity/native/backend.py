@@ -80,6 +80,12 @@ class ProgramBackend:
           EnvCrash: the program ended while it started.
         """
         self._name = f"rust:{path}"
+        if "extras" in config.options:
+            raise ValueError(
+                f"{self._name}: the option extras must be left out, because the rows of a program "
+                "have no place for extras. Environments of Gymnasium, dm_env, EnvPool and JAX have "
+                "them, and so have the games of rlstack.entity.inverted:SocketGame."
+            )
         self._config, size = config, config.size
         self._command = [_find(path), *(f"{k}={_text(v)}" for k, v in config.options.items())]
         self.last_restart = ""  # reason of the last restart

@@ -11,7 +11,8 @@ of a pool is player j of game i. There are two kinds of games:
   one, and it is ignored, as in a synchronous pool of `rlstack.envs.seats.turns`.
 
 Games have the options of `rlstack.envs.seats.showing`, but ``critic_state`` is not ``game``,
-because EnvPool shows no state.
+because EnvPool shows no state. The option ``extras`` names entries of EnvPool's info to show in
+`TimeStep.extras`: those of players are each seat's own, and all seats see any other.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from rlstack.envs.seats.showing import ACTION_MASK, CRITIC_STATE, SEAT, SHOWN
 from rlstack.envs.values import start_of
 from rlstack.types import EnvSpec, PyTree, StepType, TimeStep
 
+_INFO, _PLAYERS = "info:", "players."
 _ENV_IDS, _PLAYERS_ENV_IDS = "env_id", "players.env_id"  # EnvPool's names of what all actions have
 
 
@@ -56,6 +58,7 @@ class CppGames:
         self._name, self._rows = name, config.size
         options = dict(config.options)
         shown = {option: options.pop(option, default) for option, default in SHOWN.items()}
+        chosen = options.pop(backend.EXTRAS, ())
         self._seat_index, self._joined = shown["seat_index"], shown["critic_state"] == "joined"
         if shown["critic_state"] not in ("none", "joined"):
             raise ValueError(
@@ -82,7 +85,12 @@ class CppGames:
         self._mask_spec = fields.get("info:legal_action_mask")
         self._observed = backend.to_spec("observation", fields[observed])
         action = acted[self._acted]
-        self.spec = EnvSpec(self._observation_spec(), backend.to_spec("action", action, True))
+        self._extras = self._chosen(chosen, fields)
+        self.spec = EnvSpec(
+            self._observation_spec(),
+            backend.to_spec("action", action, True),
+            {entry: backend.to_spec(entry, fields[f]) for entry, f in self._extras.items()} or (),
+        )
         self.action_dtypes = [np.dtype(action.dtype)]
         self.action_offsets = [int(start_of(self.spec.action))]
         self._ids = np.arange(self._games, dtype=np.int32)
@@ -99,6 +107,25 @@ class CppGames:
                 f"{', '.join(found) or 'none'}."
             )
         return found[0]
+
+    def _chosen(self, chosen: Any, fields: Mapping[str, Any]) -> dict[str, str]:
+        """Returns the fields to show as extras, by the names of their entries.
+
+        Raises:
+          ValueError: EnvPool has no entry of such a name.
+        """
+        names = [chosen] if isinstance(chosen, str) else list(chosen)
+        known = {
+            field.removeprefix(_INFO).removeprefix(_PLAYERS): field
+            for field in fields
+            if field.startswith(_INFO) and not field.endswith(_ENV_IDS)
+        }
+        if unknown := [entry for entry in names if entry not in known]:
+            raise ValueError(
+                f"EnvPool: {self._name}: the option extras must name entries of EnvPool's info, "
+                f"any of {', '.join(known) or 'none'}; got {', '.join(map(str, unknown))}."
+            )
+        return {entry: known[entry] for entry in names}
 
     def _observation_spec(self) -> PyTree:
         more: dict[str, PyTree] = {}
@@ -168,7 +195,24 @@ class CppGames:
             rewards.ravel(),
             (~over).astype(np.float32).ravel(),
             jax.tree.map(lambda x: x.reshape(self._rows, *x.shape[2:]), shown),
+            {entry: self._extra(entry, order, info) for entry in self._extras} or (),
         )
+
+    def _extra(self, entry: str, order: np.ndarray, info: Mapping[str, Any]) -> np.ndarray:
+        """Returns an entry of info for all rows, ``[rows, ...]``."""
+        spec, field = self.spec.extras[entry], self._extras[entry].removeprefix(_INFO)
+        name = field.removeprefix(_PLAYERS)
+        if field == name:
+            seen = np.repeat(info[name][order], len(self._seats), axis=0)
+        else:
+            seen = self._by_player(info["players"][name], order)
+        seen = seen.reshape(self._rows, *spec.shape)
+        if np.any(start := start_of(spec)):
+            seen = seen - seen.dtype.type(start)
+        cast = seen.astype(spec.dtype)
+        if changed_by_cast(seen, cast):
+            raise too_wide(f"EnvPool: {self._name}: extras[{entry!r}]", spec.dtype, seen)
+        return cast
 
     def _by_player(self, rows: np.ndarray, order: np.ndarray) -> np.ndarray:
         """Turns ``[games * P, ...]``, as the games arrived, into ``[games, P, ...]``."""

@@ -23,7 +23,7 @@ import dm_env
 import numpy as np
 
 from rlstack.checks import EnvError
-from rlstack.envs.nest import Tree
+from rlstack.envs.nest import Nest, Tree
 from rlstack.envs.seats.game import EnvOfSeat, Seats, Table
 from rlstack.envs.seats.showing import ACTION_MASK, unwrapped
 
@@ -68,6 +68,9 @@ class TurnGame(Protocol):
     def reset(self) -> Turn:
         """Starts a game."""
 
+    # A property ``extras_spec`` and ``extras(seat)`` are as those of a `SeatGame`. A seat's extras
+    # are asked for when it gets a step: at its turn, and when the game has ended for it.
+
     # A game whose seats may join later also has ``plays(seat)``, whether a seat takes part now.
 
     def observe(self, seat: int) -> Tree:
@@ -97,6 +100,7 @@ class _TurnTable(Table):
     Attributes:
       turn: the seat that acts next; None if the game is over.
       infos: numbers to log, by seat, for the seats whose game has ended.
+      extras: the extras of the newest step that each seat has taken; empty if the game has none.
     """
 
     def __init__(self, game: TurnGame, name: str) -> None:
@@ -110,6 +114,9 @@ class _TurnTable(Table):
         self._waiting = set[int]()  # seats that want a new game
         self._failure: BaseException | None = None  # of a step in a synchronous pool
         self._due: dict[int, dm_env.TimeStep] = {}
+        self._shows = bool(Nest(getattr(game, "extras_spec", ())).leaves)
+        self._extras_due: dict[int, Tree] = {}  # those of the steps that are due
+        self.extras: dict[int, Tree] = {}
         self._announced: dict[int, Tree | None] = {}  # next actions by seat, in a synchronous pool
         self._returns = [0.0] * self._number
         self._seen: dict[int, Tree] = {}  # the last observations of seats that have ended
@@ -145,6 +152,8 @@ class _TurnTable(Table):
                 raise self._failure
             if self._closed:
                 raise EnvError(f"{self.name}: the pool was closed while a seat waited.")
+            if self._shows:
+                self.extras[seat] = self._extras_due.pop(seat)
             return self._due.pop(seat)
 
     def returns(self, seat: int) -> dict[str, float]:
@@ -179,11 +188,12 @@ class _TurnTable(Table):
             self._returns[seat] += ending.reward
             self._ended[seat], self._seen[seat] = ending.discount, ending.observation
             self.infos[seat] = ending.info
+        due: dict[int, dm_env.TimeStep] = {}
         for seat, ending in turn.ended.items():
             if seat in self._playing:  # otherwise it made no decision, and waits for the next game
                 self._playing.discard(seat)
                 seen = playable(ending.observation)
-                self._due[seat] = dm_env.TimeStep(
+                due[seat] = dm_env.TimeStep(
                     dm_env.StepType.LAST, ending.reward, ending.discount, seen
                 )
         self.turn = turn.seat
@@ -192,12 +202,19 @@ class _TurnTable(Table):
             self._returns[turn.seat] += turn.reward
             seen = self.game.observe(turn.seat)
             if turn.seat in self._playing:
-                self._due[turn.seat] = dm_env.transition(turn.reward, seen, 1.0)
+                due[turn.seat] = dm_env.transition(turn.reward, seen, 1.0)
             else:
                 self._playing.add(turn.seat)
                 self._waiting.discard(turn.seat)
-                self._due[turn.seat] = dm_env.restart(seen)
+                due[turn.seat] = dm_env.restart(seen)
+        self._give(due)
         self._changed.notify_all()
+
+    def _give(self, due: Mapping[int, dm_env.TimeStep]) -> None:
+        """Keeps steps for their seats, with the extras of now: others may move on before."""
+        self._due.update(due)
+        if self._shows:
+            self._extras_due.update({seat: self.game.extras(seat) for seat in due})
 
     def _step_together(self) -> None:
         """Makes the next steps of all rows of a synchronous pool."""
@@ -232,7 +249,7 @@ class _TurnTable(Table):
                 )
                 for seat in range(self._number)
             ]
-        self._due = dict(enumerate(steps))
+        self._give(dict(enumerate(steps)))
         self._playing = set(range(self._number)) - set(self._ended)
 
     def _look(self, seat: int) -> Tree:
@@ -276,6 +293,14 @@ class TurnEnv(EnvOfSeat):
             infos = self._table.infos.get(self.seat, {})
             self.last_metrics = {**infos, **self._table.returns(self.seat)}
         return step
+
+    def extras_spec(self) -> Tree:
+        """Returns the spec of one seat's extras; () if the game has none."""
+        return getattr(self.game, "extras_spec", ())
+
+    def extras(self) -> Tree:
+        """Returns the extras of this seat at its newest step."""
+        return self._table.extras[self.seat]
 
     def close(self) -> None:
         """Closes the game, for all its seats."""

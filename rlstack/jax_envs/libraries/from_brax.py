@@ -23,6 +23,7 @@ import numpy as np
 from dm_env import specs
 
 from rlstack.jax_envs.environment import Outcome
+from rlstack.jax_envs.libraries.infos import with_infos, without_names
 from rlstack.jax_envs.libraries.limits import check_version, not_installed
 from rlstack.references import did_you_mean
 from rlstack.types import Array, PRNGKey, PyTree
@@ -42,13 +43,14 @@ class BraxState(NamedTuple):
     time: Array  # [] int32, steps so far
 
 
-def make_brax(name: str, options: Mapping[str, Any]) -> BraxEnv:
+def make_brax(name: str, options: Mapping[str, Any]) -> Any:
     """Returns an environment of Brax.
 
     Args:
       name: the environment's name in Brax, such as ``ant``.
       options: ``episode_length``, after which episodes are truncated; and arguments of the
-        environment, such as ``backend``.
+        environment, such as ``backend``; ``extras``, names of entries of Brax's ``metrics`` or
+        ``info``, see `rlstack.jax_envs.libraries.infos.WithInfos`.
 
     Raises:
       ValueError: Brax is not installed, has no such name, or does not take these options.
@@ -65,7 +67,7 @@ def make_brax(name: str, options: Mapping[str, Any]) -> BraxEnv:
             f"JAX environment: Brax must have the name; got brax/{name}."
             + did_you_mean(name, known, "brax/")
         )
-    arguments = dict(options)
+    arguments = without_names(options)
     limit = arguments.pop("episode_length", _STEPS)
     if not isinstance(limit, int) or limit < 1:
         raise ValueError(
@@ -80,7 +82,7 @@ def make_brax(name: str, options: Mapping[str, Any]) -> BraxEnv:
             f"JAX environment brax/{name}: options must be episode_length or arguments of "
             f"Brax's {name}; {error}."
         ) from error
-    return BraxEnv(env, limit)
+    return with_infos(BraxEnv(env, limit), options, f"brax/{name}")
 
 
 @contextlib.contextmanager
@@ -147,11 +149,19 @@ class BraxEnv:
 
     def step(self, rng_key: PRNGKey, state: BraxState, action: PyTree) -> Outcome:
         """Takes an action; Brax keeps random keys, where it needs any, in its own state."""
+        return self.step_with_info(rng_key, state, action)[0]
+
+    def step_with_info(
+        self, rng_key: PRNGKey, state: BraxState, action: PyTree
+    ) -> tuple[Outcome, Mapping[str, Any]]:
+        """Returns the result of `step`, and Brax's info and metrics."""
         del rng_key
         after, time = self._env.step(state.brax, action), state.time + 1
         terminated = jnp.asarray(after.done, bool)
         truncated = (time >= self._limit) & ~terminated
-        return Outcome(BraxState(after, time), after.obs, after.reward, terminated, truncated)
+        state = BraxState(after, time)
+        outcome = Outcome(state, after.obs, after.reward, terminated, truncated)
+        return outcome, {**after.info, **after.metrics}
 
 
 class BraxRenderer:

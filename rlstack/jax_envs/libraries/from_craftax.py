@@ -17,6 +17,7 @@ import numpy as np
 from rlstack.checks import EnvError
 from rlstack.jax_envs.environment import Outcome
 from rlstack.jax_envs.libraries.from_gymnax import space_spec
+from rlstack.jax_envs.libraries.infos import with_infos, without_names
 from rlstack.jax_envs.libraries.limits import check_version, not_installed
 from rlstack.references import did_you_mean
 from rlstack.types import PRNGKey, PyTree
@@ -30,12 +31,13 @@ _NAMES = (
 )
 
 
-def make_craftax(name: str, options: Mapping[str, Any]) -> CraftaxEnv:
+def make_craftax(name: str, options: Mapping[str, Any]) -> Any:
     """Returns an environment of Craftax.
 
     Args:
       name: the environment's id, such as ``Craftax-Classic-Symbolic-v1``.
-      options: fields of the environment's params, such as ``max_timesteps``.
+      options: fields of the environment's params, such as ``max_timesteps``; ``extras``, see
+        `rlstack.jax_envs.libraries.infos.WithInfos`.
 
     Raises:
       ValueError: Craftax is not installed, has no such name, or does not take these options.
@@ -55,6 +57,7 @@ def make_craftax(name: str, options: Mapping[str, Any]) -> CraftaxEnv:
     env = make(name, auto_reset=False)
     params = env.default_params
     fields = {field.name for field in dataclasses.fields(params)}
+    shown, options = options, without_names(options)
     unknown = sorted(options.keys() - fields)
     if unknown:
         raise ValueError(
@@ -63,7 +66,7 @@ def make_craftax(name: str, options: Mapping[str, Any]) -> CraftaxEnv:
         )
     _check_limit(name, env, params)
     drawn = make(name.replace("Symbolic", "Pixels"), auto_reset=False)
-    return CraftaxEnv(env, params.replace(**options), drawn)
+    return with_infos(CraftaxEnv(env, params.replace(**options), drawn), shown, f"craftax/{name}")
 
 
 def _check_limit(name: str, env: Any, params: Any) -> None:
@@ -118,8 +121,14 @@ class CraftaxEnv:
 
     def step(self, rng_key: PRNGKey, state: PyTree, action: PyTree) -> Outcome:
         """Takes an action; an episode that ends only because of its time limit is truncated."""
+        return self.step_with_info(rng_key, state, action)[0]
+
+    def step_with_info(
+        self, rng_key: PRNGKey, state: PyTree, action: PyTree
+    ) -> tuple[Outcome, Mapping[str, Any]]:
+        """Returns the result of `step`, and Craftax's info."""
         step = self._env.step_env(rng_key, state, action, self._params)
-        observation, after, reward, done, _ = step
+        observation, after, reward, done, info = step
         terminated = jnp.asarray(self._env.is_terminal(after, self._unlimited), bool)
         over = jnp.asarray(done, bool) | self._env.is_terminal(after, self._params)
-        return Outcome(after, observation, reward, terminated, over & ~terminated)
+        return Outcome(after, observation, reward, terminated, over & ~terminated), info

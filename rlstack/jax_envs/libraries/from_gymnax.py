@@ -25,6 +25,7 @@ from dm_env import specs
 
 from rlstack.imports.deferred import deferred
 from rlstack.jax_envs.environment import Outcome
+from rlstack.jax_envs.libraries.infos import with_infos, without_names
 from rlstack.jax_envs.libraries.limits import check_limit, check_version, not_installed
 from rlstack.references import did_you_mean
 from rlstack.types import PRNGKey, PyTree
@@ -37,12 +38,13 @@ _UNUSED = "matplotlib", "matplotlib.colors", "matplotlib.pyplot", "seaborn", "fl
 _SCATTER = "scatter inputs have incompatible types"  # in MinAtar, which writes numbers as bools
 
 
-def make_gymnax(name: str, options: Mapping[str, Any]) -> GymnaxEnv:
+def make_gymnax(name: str, options: Mapping[str, Any]) -> Any:
     """Returns an environment of gymnax.
 
     Args:
       name: the environment's id.
-      options: fields of the environment's params, and keyword arguments of ``gymnax.make``.
+      options: fields of the environment's params, and keyword arguments of ``gymnax.make``;
+        ``extras``, see `rlstack.jax_envs.libraries.infos.WithInfos`.
 
     Raises:
       ValueError: gymnax is not installed, has no such id, or does not take these options.
@@ -61,6 +63,7 @@ def make_gymnax(name: str, options: Mapping[str, Any]) -> GymnaxEnv:
             f"JAX environment: the name must be an id of gymnax or module:callable; got {name!r}."
             + did_you_mean(name, registered_envs)
         )
+    shown, options = options, without_names(options)
     fields = {field.name for field in dataclasses.fields(gymnax.make(name)[1])}
     arguments = {key: value for key, value in options.items() if key not in fields}
     try:
@@ -77,7 +80,7 @@ def make_gymnax(name: str, options: Mapping[str, Any]) -> GymnaxEnv:
     if _LIMIT in fields:
         kind = tuple(sorted((key, repr(value)) for key, value in options.items() if key != _LIMIT))
         check_limit(name, kind, GymnaxEnv(name, env, _with_limit(params, 1)))
-    return GymnaxEnv(name, env, params)
+    return with_infos(GymnaxEnv(name, env, params), shown, name)
 
 
 class GymnaxEnv:
@@ -129,15 +132,21 @@ class GymnaxEnv:
 
     def step(self, rng_key: PRNGKey, state: PyTree, action: PyTree) -> Outcome:
         """Takes an action; an episode that ends only because of its time limit is truncated."""
+        return self.step_with_info(rng_key, state, action)[0]
+
+    def step_with_info(
+        self, rng_key: PRNGKey, state: PyTree, action: PyTree
+    ) -> tuple[Outcome, Mapping[str, Any]]:
+        """Returns the result of `step`, and gymnax's info."""
         step = self._env.step_env
-        observation, after, reward, done, _ = step(rng_key, state, action, self._params)
+        observation, after, reward, done, info = step(rng_key, state, action, self._params)
         if self._tells_limit:
             terminated = jnp.asarray(done, bool)
             truncated = jnp.asarray(self._env.is_truncated(after, self._params), bool)
-            return Outcome(after, observation, reward, terminated, truncated & ~terminated)
-        terminated = step(rng_key, state, action, self._unlimited)[3]
-        done, terminated = jnp.asarray(done, bool), jnp.asarray(terminated, bool)
-        return Outcome(after, observation, reward, terminated, done & ~terminated)
+        else:
+            terminated = jnp.asarray(step(rng_key, state, action, self._unlimited)[3], bool)
+            truncated = jnp.asarray(done, bool)
+        return Outcome(after, observation, reward, terminated, truncated & ~terminated), info
 
 
 def _with_limit(params: Any, steps: int) -> Any:

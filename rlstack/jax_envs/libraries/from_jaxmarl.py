@@ -20,6 +20,7 @@ from rlstack.checks import EnvError
 from rlstack.envs.seats.showing import ACTION_MASK
 from rlstack.jax_envs.game import GameOutcome
 from rlstack.jax_envs.libraries.from_gymnax import space_spec
+from rlstack.jax_envs.libraries.infos import with_infos, without_names
 from rlstack.jax_envs.libraries.limits import check_limit, check_version, not_installed
 from rlstack.references import did_you_mean
 from rlstack.types import PRNGKey, PyTree
@@ -28,12 +29,13 @@ _LIMIT = "max_steps"
 _NEVER = 2**30  # steps
 
 
-def make_jaxmarl(name: str, options: Mapping[str, Any]) -> JaxMARLGame:
+def make_jaxmarl(name: str, options: Mapping[str, Any]) -> Any:
     """Returns a game of JaxMARL.
 
     Args:
       name: the game's id.
-      options: keyword arguments of ``jaxmarl.make``.
+      options: keyword arguments of ``jaxmarl.make``; ``extras``, see
+        `rlstack.jax_envs.libraries.infos.WithInfos`.
 
     Raises:
       ValueError: JaxMARL is not installed, has no such id, or does not take these options.
@@ -51,6 +53,7 @@ def make_jaxmarl(name: str, options: Mapping[str, Any]) -> JaxMARLGame:
             "JAX environment: the name after jaxmarl/ must be an id of JaxMARL; got "
             f"{name!r}.{did_you_mean(name, registered_envs)}"
         )
+    shown, options = options, without_names(options)
     try:
         env = jaxmarl.make(name, **options)
     except TypeError as error:
@@ -61,7 +64,7 @@ def make_jaxmarl(name: str, options: Mapping[str, Any]) -> JaxMARLGame:
         kind = tuple(sorted((key, repr(value)) for key, value in options.items() if key != _LIMIT))
         # Some count the steps before the first one, so that a limit of 1 would allow two.
         check_limit(f"jaxmarl/{name}", kind, JaxMARLGame(_with_limit(env, 0), name))
-    return JaxMARLGame(env, name)
+    return with_infos(JaxMARLGame(env, name), shown, f"jaxmarl/{name}")
 
 
 class JaxMARLGame:
@@ -115,20 +118,27 @@ class JaxMARLGame:
 
     def step(self, rng_key: PRNGKey, state: PyTree, action: PyTree) -> GameOutcome:
         """Takes the actions of all agents; a game that ends only by its limit is truncated."""
+        return self.step_with_info(rng_key, state, action)[0]
+
+    def step_with_info(
+        self, rng_key: PRNGKey, state: PyTree, action: PyTree
+    ) -> tuple[GameOutcome, Mapping[str, Any]]:
+        """Returns the result of `step`, and JaxMARL's info."""
         actions = {
             agent: jax.tree.map(lambda x, seat=seat: x[seat], action)
             for seat, agent in enumerate(self._agents)
         }
-        observations, after, rewards, dones, _ = self._env.step_env(rng_key, state, actions)
+        observations, after, rewards, dones, info = self._env.step_env(rng_key, state, actions)
         endless = self._unlimited.step_env(rng_key, state, actions)[3]
         terminated = jnp.asarray(endless["__all__"], bool) | self._stacked(endless).astype(bool)
-        return GameOutcome(
+        outcome = GameOutcome(
             after,
             self._observe(observations, after),
             self._stacked(rewards).astype(jnp.float32),
             terminated,
             jnp.asarray(dones["__all__"], bool),
         )
+        return outcome, info
 
     def _observe(self, observations: Mapping[str, Any], state: PyTree) -> PyTree:
         seen = self._stacked(observations)

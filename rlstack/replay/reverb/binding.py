@@ -50,6 +50,7 @@ class Sampler(Protocol):
 class TrajectoryWriter(Protocol):
     """A stream of steps, and of items that refer to them."""
 
+    ConfigureChunker: Callable[[int, object], None]  # a column's own chunking
     Append: Callable[[list[np.ndarray | None]], list[object]]  # a step; returns its references
     CreateItem: Callable[[str, float, list[list[object]], list[bool]], None]
     Flush: Callable[[int, int], None]  # number of items that may stay unsent, milliseconds to wait

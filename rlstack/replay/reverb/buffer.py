@@ -284,7 +284,7 @@ class ReverbReplayBuffer:
 
     def _table(self) -> np.ndarray:
         """Returns the sizes that must be equal in a saved table and this one, [4] int64."""
-        cfg, step = self._cfg, Packing(self.spec).step_bytes
+        cfg, step = self._cfg, Packing(self.spec, with_head=False).step_bytes
         sizes = [self._num_envs, capacity(cfg, self._num_envs), cfg.unroll_length, step]
         return np.array(sizes, np.int64)
 

@@ -21,6 +21,7 @@ from rlstack.replay.reverb.client import (
     wait_while,
 )
 from rlstack.replay.reverb.packing import (
+    HEAD,
     DrawnBatch,
     Packing,
     fifo_item,
@@ -343,17 +344,17 @@ class ItemQueue:
         held[:] = rest
         return items
 
-    def save(self, shape: tuple[int, int]) -> dict[str, np.ndarray]:
-        """Returns the counters of dropped items and, for a fifo, the items themselves.
-
-        Args:
-          shape: the shape of an item's bytes, ``(T+1, step_bytes)``.
-        """
+    def save(self, packing: Packing) -> dict[str, np.ndarray]:
+        """Returns the counters of dropped items and, for a fifo, the items themselves."""
         self.drop_stale()
         items = self.held if self._cfg.sampler == "fifo" else []
-        empty = np.zeros((0, *shape), np.uint8)
-        return {
-            "data": np.stack([item[DATA] for item in items]) if items else empty,
+        shapes = (self._cfg.unroll_length + 1, packing.step_bytes), (packing.head_bytes,)
+        fields = range(DATA, HEAD + (packing.head_bytes > 0))
+        parts = {
+            name: np.array([item[field] for item in items], np.uint8).reshape(-1, *shape)
+            for name, field, shape in zip(("data", "heads"), fields, shapes, strict=False)
+        }
+        return parts | {
             "keys": np.array([item[KEY] for item in items], np.uint64),
             "times": np.array([item.times for item in items], np.int64),
             "dropped": np.array([self.stale, self.late], np.int64),
@@ -362,6 +363,7 @@ class ItemQueue:
     def load(self, tree: PyTree, packing: Packing) -> None:
         """Restores what ``save`` returned."""
         self.stale, self.late = map(int, tree["dropped"])
-        for data, key, times in zip(tree["data"], tree["keys"], tree["times"], strict=True):
-            fields = [key, np.float64(1), np.int64(1), np.float64(1), data]
+        parts = [tree["data"], *([tree["heads"]] if "heads" in tree else [])]
+        for *data, key, times in zip(*parts, tree["keys"], tree["times"], strict=True):
+            fields = [key, np.float64(1), np.int64(1), np.float64(1), *data]
             self.held.append(fifo_item(packing, self._cfg, fields, int(times)))

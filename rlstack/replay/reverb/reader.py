@@ -407,8 +407,7 @@ class ReverbReader:
     def save(self) -> PyTree:
         """Returns the state that is not on the server: counters, and a fifo's fetched items."""
         with self._lock, self._fetcher.changed:
-            shape = self._cfg.unroll_length + 1, self._packing.step_bytes
-            return self._queue.save(shape) | {
+            return self._queue.save(self._packing) | {
                 "counters": np.array([self._samples, self._maxima.version], np.int64),
                 "largest_priority": np.float64(self._maxima.largest_priority),
             }

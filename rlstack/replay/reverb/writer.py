@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 
@@ -88,23 +89,34 @@ class ReverbWriter:
         self._whole = is_whole(cfg, packing.step_bytes)
         self._ring = np.zeros((num_envs, self._rows, packing.step_bytes), np.uint8)
         packing.env_ids(self._ring)[:] = np.array(env_ids)[:, None]
-        self._views = packing.views(self._ring)
+        self._heads = np.zeros((num_envs, self._rows, packing.head_bytes), np.uint8)
+        self._views = packing.views(self._ring, self._heads)
         self._offsets = np.arange(self._rows)
         self._counter = StepCounter(num_envs)  # counts steps since the last gap
         self._lock, self._closed = threading.Lock(), False
         self.waited = 0.0  # seconds
-        self._refs: list[collections.deque[object]] = [
-            collections.deque(maxlen=self._rows) for _ in range(0 if self._whole else num_envs)
-        ]
+        # References to the rows, and to the heads, of each environment.
+        self._refs, self._head_refs = (
+            [
+                collections.deque[object](maxlen=self._rows)
+                for _ in range(0 if self._whole else num_envs)
+            ]
+            for _ in range(2)
+        )
         self._client = connect(address, cfg.timeout_seconds, closed)
         firsts = range(0, num_envs, _MAX_ENVS)
-        self._streams = [_Stream(self._open(), i, min(num_envs, i + _MAX_ENVS)) for i in firsts]
+        ends = [min(num_envs, i + _MAX_ENVS) for i in firsts]
+        pairs = zip(firsts, ends, strict=True)
+        self._streams = [_Stream(self._open(end - i), i, end) for i, end in pairs]
         self._calls = CallThread() if cfg.sampler == "prioritized" else None
         self._asked: Future[float] | None = None
         self._asked_at = -_REFRESH
 
-    def _open(self) -> binding.TrajectoryWriter:
-        """Opens a stream of items."""
+    def _open(self, width: int) -> binding.TrajectoryWriter:
+        """Opens a stream of items.
+
+        It has a column for the rows of each of ``width`` environments, and one for its heads.
+        """
         # Whole items are sent immediately. Steps that items share are sent in chunks. Short chunks
         # cost memory. Long chunks cost time in sampling, because they contain more than an item
         # needs.
@@ -113,7 +125,12 @@ class ReverbWriter:
             chunk = 1
         keep = 1 if self._whole else max(chunk, self._rows)
         options = binding.load().ConstantChunkerOptions(chunk, keep)
-        return self._client.NewTrajectoryWriter(options, 3000)
+        writer = self._client.NewTrajectoryWriter(options, 3000)
+        for column in range(width, 2 * width if self._packing.head_bytes else width):
+            # Items share no heads, so longer chunks would be sent with parts that nobody needs.
+            alone = binding.load().ConstantChunkerOptions(1, 1 if self._whole else self._rows)
+            writer.ConfigureChunker(column, alone)
+        return writer
 
     def add(self, env_ids: np.ndarray | None, transition: Transition, timeout: float) -> None:
         """Appends one step of each of some environments; see ``ReplayBuffer.add``."""
@@ -137,7 +154,8 @@ class ReverbWriter:
         for view, leaf in zip(self._views, leaves, strict=True):
             view[:, row] = leaf
         if not self._whole:
-            self._append_steps(counter.envs, row)
+            steps = np.full(len(counter.envs), counter.step)
+            self._append_steps(counter.envs, steps)
         start = counter.step - self._length
         counter.step += 1
         if start >= 0 and start % self._cfg.step_period == 0:
@@ -151,7 +169,7 @@ class ReverbWriter:
         for view, leaf in zip(self._views, leaves, strict=True):
             view[ids, rows] = leaf
         if not self._whole:
-            self._append_steps(ids, rows)
+            self._append_steps(ids, steps)
         self._counter.steps[ids] = steps + 1
         starts = steps - self._length
         due = (starts >= 0) & (starts % self._cfg.step_period == 0)
@@ -171,18 +189,33 @@ class ReverbWriter:
         where = f"ReverbReplayBuffer.{where}"
         return self._counter.check_own_ids(where, env_ids, self._env_ids.start)
 
-    def _append_steps(self, ids: np.ndarray, rows: np.ndarray | int) -> None:
+    def _append_steps(self, ids: np.ndarray, steps: np.ndarray) -> None:
         """Appends a step of each environment, in one call per stream, with a column for each."""
-        columns: list[np.ndarray | None] = [None] * len(self._env_ids)
-        for env, row in zip(ids.tolist(), self._ring[ids, rows], strict=True):
-            columns[env] = row
-        refs: list[object] = []
+        rows, heads = self._columns(ids, self._ring[ids, steps % self._rows]), self._columns([], [])
+        after = steps - self._packing.head_step
+        starts = (after >= 0) & (after % self._cfg.step_period == 0)
+        if self._packing.head_bytes and starts.any():
+            due, at = ids[starts], steps[starts] % self._rows
+            heads = self._columns(due, self._heads[due, at])
         for stream in self._streams:
-            own = columns[stream.first : stream.end]
-            empty = len(self._streams) > 1 and all(column is None for column in own)
-            refs += own if empty else stream.writer.Append(own)
-        for env in ids.tolist():
-            self._refs[env].append(refs[env])
+            own = slice(stream.first, stream.end)
+            if len(self._streams) > 1 and all(column is None for column in rows[own]):
+                continue
+            width = stream.end - stream.first
+            more = heads[own] if self._packing.head_bytes else []
+            refs = stream.writer.Append(rows[own] + more)
+            for env in range(stream.first, stream.end):
+                if rows[env] is not None:
+                    self._refs[env].append(refs[env - stream.first])
+                if heads[env] is not None:
+                    self._head_refs[env].append(refs[env - stream.first + width])
+
+    def _columns(self, ids: Any, values: Any) -> list[np.ndarray | None]:
+        """Returns a list of all environments with the values of these."""
+        columns: list[np.ndarray | None] = [None] * len(self._env_ids)
+        for env, value in zip(list(ids), values, strict=True):
+            columns[env] = value
+        return columns
 
     def _create(self, ids: np.ndarray, starts: np.ndarray) -> None:
         """Makes the items that start at these steps."""
@@ -200,14 +233,25 @@ class ReverbWriter:
     def _create_in(
         self, stream: _Stream, ids: np.ndarray, starts: np.ndarray, priority: float
     ) -> None:
-        writer = stream.writer
+        writer, has_head = stream.writer, self._packing.head_bytes > 0
         if self._whole:
             rows = (starts[:, None] + self._offsets) % self._rows
-            items = [[[ref]] for ref in writer.Append(list(self._ring[ids[:, None], rows]))]
+            sent: list[np.ndarray | None] = list(self._ring[ids[:, None], rows])
+            width = stream.end - stream.first
+            if has_head:
+                at = (starts + self._packing.head_step) % self._rows
+                sent += [None] * (width - len(ids)) + list(self._heads[ids, at])
+            refs = writer.Append(sent)
+            items = [[[ref]] for ref in refs[: len(ids)]]
+            heads = refs[width:]
         else:
             items = [[list(self._refs[env])] for env in ids.tolist()]
-        for item in items:
-            writer.CreateItem(ITEMS, priority, item, [self._whole])
+            later = (self._length - self._packing.head_step) // self._cfg.step_period
+            heads = [self._head_refs[env][-1 - later] for env in ids.tolist() if has_head]
+        for i, item in enumerate(items):
+            more = [[heads[i]]] if has_head else []
+            squeezed = [self._whole, True] if has_head else [self._whole]
+            writer.CreateItem(ITEMS, priority, item + more, squeezed)
         stream.pending += len(items)
 
     def _priority(self) -> float:
@@ -303,6 +347,7 @@ class ReverbWriter:
             self._counter.rejoin()
             for env in () if self._whole else ids.tolist():
                 self._refs[env].clear()
+                self._head_refs[env].clear()
 
     def _check_open(self, where: str) -> None:
         if self._closed:
@@ -313,7 +358,8 @@ class ReverbWriter:
         with self._lock:
             self._check_open("save")
             self._flush(0.0, self._cfg.timeout_seconds)
-            return {"rows": self._ring.copy(), "since": self._counter.last_steps() + 1}
+            saved = {"rows": self._ring.copy(), "since": self._counter.last_steps() + 1}
+            return saved | ({"heads": self._heads.copy()} if self._packing.head_bytes else {})
 
     def load(self, tree: PyTree) -> None:
         """Restores what ``save`` returned."""
@@ -321,13 +367,17 @@ class ReverbWriter:
             self._check_open("load")
             self._counter.separate()
             since = self._counter.steps
-            restore_into(self._ring, tree["rows"], "the steps of unfinished items")
+            parts = [tree["rows"], *([tree["heads"]] if "heads" in tree else [])]
+            if self._packing.head_bytes and len(parts) == 1:
+                parts = list(self._packing.divided(np.asarray(tree["rows"])))
+            for into, part in zip((self._ring, self._heads), parts, strict=False):
+                restore_into(into, part, "the steps of unfinished items")
             restore_into(since, tree["since"], "since, one number for each environment,")
             self._counter.rejoin()
             for back in () if self._whole else range(self._rows, 0, -1):
                 ids = np.flatnonzero(since >= back)
                 if ids.size:
-                    self._append_steps(ids, (since[ids] - back) % self._rows)
+                    self._append_steps(ids, since[ids] - back)
 
     def close(self) -> None:
         """Sends the completed items that the table accepts immediately, and ends the stream."""
@@ -340,6 +390,6 @@ class ReverbWriter:
                     stream.writer.Flush(0, int(_SETTLE * 1000 / len(self._streams)))
                 stream.writer.Close()
             self._streams = []
-            self._refs = []
+            self._refs = self._head_refs = []
             if self._calls is not None:
                 self._calls.close()

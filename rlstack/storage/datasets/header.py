@@ -70,12 +70,12 @@ def encode(header: Header) -> str:
     fields = header._asdict()
     spec = fields.pop("spec")
     del fields["checked"]
-    fields |= {"observation": _spec_to_json(spec.observation), "action": _spec_to_json(spec.action)}
+    fields |= {"observation": spec_to_json(spec.observation), "action": spec_to_json(spec.action)}
     fields["shards"] = [shard._asdict() for shard in header.shards]
     leaves = Nest(spec).leaves
     version = _WITH_STARTS if any(np.any(start_of(leaf)) for leaf in leaves) else _FORMAT
     if Nest(spec.extras).leaves:
-        fields["extras"], version = _spec_to_json(spec.extras), _WITH_EXTRAS
+        fields["extras"], version = spec_to_json(spec.extras), _WITH_EXTRAS
     tree = to_json({"format": version, **fields})
     return json.dumps({**tree, "crc32": _crc32(tree)}, indent=2, allow_nan=False) + "\n"
 
@@ -119,9 +119,9 @@ def decode(text: str, where: Path) -> Header:
                 "Read it with the version of rlstack that wrote it."
             )
         spec = EnvSpec(
-            _spec_from_json(fields.pop("observation")),
-            _spec_from_json(fields.pop("action")),
-            _spec_from_json(fields.pop("extras")) if "extras" in fields else (),
+            spec_from_json(fields.pop("observation")),
+            spec_from_json(fields.pop("action")),
+            spec_from_json(fields.pop("extras")) if "extras" in fields else (),
         )
         shards = tuple(Shard(**shard) for shard in fields.pop("shards"))
         for name in ("return_mean", "return_std"):
@@ -254,17 +254,18 @@ def _bound(bound: Any) -> Any:
     return bound.flat[0].item() if alike else bound.tolist()
 
 
-def _spec_to_json(tree: PyTree) -> dict[str, Any]:
+def spec_to_json(tree: PyTree) -> dict[str, Any]:
+    """Returns specs as values of JSON."""
     if isinstance(tree, Mapping):
         if not all(isinstance(key, str) for key in tree):
             raise DatasetError(
                 f"DatasetWriter: keys of nested specs must be strings; got {list(tree)}. "
                 "Rename them in an environment adapter."
             )
-        return {"dict": {key: _spec_to_json(value) for key, value in tree.items()}}
+        return {"dict": {key: spec_to_json(value) for key, value in tree.items()}}
     if isinstance(tree, tuple | list):
         kind = "list" if isinstance(tree, list) else "tuple"
-        return {kind: [_spec_to_json(value) for value in tree]}
+        return {kind: [spec_to_json(value) for value in tree]}
     theirs = own_spec(tree)  # as the shards hold them
     found = {"shape": list(tree.shape), "dtype": np.dtype(theirs.dtype).name, "name": tree.name}
     if np.any(start := start_of(tree)):
@@ -276,13 +277,14 @@ def _spec_to_json(tree: PyTree) -> dict[str, Any]:
     return found
 
 
-def _spec_from_json(value: Mapping[str, Any]) -> PyTree:
+def spec_from_json(value: Mapping[str, Any]) -> PyTree:
+    """Returns the specs that `spec_to_json` was given; raises what wrong values raise."""
     if "dict" in value:
-        return {key: _spec_from_json(part) for key, part in value["dict"].items()}
+        return {key: spec_from_json(part) for key, part in value["dict"].items()}
     if "list" in value:
-        return [_spec_from_json(part) for part in value["list"]]
+        return [spec_from_json(part) for part in value["list"]]
     if "tuple" in value:
-        return tuple(_spec_from_json(part) for part in value["tuple"])
+        return tuple(spec_from_json(part) for part in value["tuple"])
     shape, dtype, name = tuple(value["shape"]), _dtype(value["dtype"]), value["name"]
     sizes_fit = all(type(size) is int and 0 <= size < _MOST for size in shape)
     if len(shape) > _MOST_DIMENSIONS or not sizes_fit:

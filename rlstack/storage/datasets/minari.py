@@ -2,16 +2,18 @@
 
 A Minari dataset is copied once into a dataset of rlstack, in the user's cache, so that its steps
 are checked, mapped into memory and drawn as those of any other. An episode of Minari that ends
-without a termination is truncated. Nothing is downloaded here.
+without a termination is truncated. Extras are Minari's infos, and an entry of the metadata has
+their spec; infos of datasets without that entry are not read. Nothing is downloaded here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from gymnasium import spaces
 
 PREFIX = "minari:"
+_EXTRAS = "rlstack_extras"  # key in Minari's metadata: the spec of the infos that are extras, JSON
 
 
 class _Acted(NamedTuple):
@@ -54,7 +57,7 @@ def export(dataset: Dataset, name: str) -> Path:
       name: a new name, such as ``hopper/mine-v0``.
 
     Raises:
-      DatasetError: Minari is not installed, or refuses the name.
+      DatasetError: Minari is not installed or refuses the name, or the extras are no dict.
     """
     library, spec = _library(), dataset.header.spec
     import gymnasium
@@ -62,6 +65,13 @@ def export(dataset: Dataset, name: str) -> Path:
 
     timestep, action = dataset.read(np.arange(dataset.header.steps))
     observation, action = _own(spec.observation, timestep.observation), _own(spec.action, action)
+    shows = bool(Nest(spec.extras).leaves)
+    if shows and not isinstance(spec.extras, Mapping):
+        raise DatasetError(
+            "Dataset: extras must be a dict, as Minari's infos are; got "
+            f"{type(spec.extras).__name__}. Give the environment's extras names."
+        )
+    extras = _own(spec.extras, timestep.extras)
     last = np.flatnonzero(dataset.step_type == StepType.LAST)
     buffers = []
     for number, (begin, end) in enumerate(zip([0, *(last[:-1] + 1)], last, strict=True)):
@@ -75,6 +85,7 @@ def export(dataset: Dataset, name: str) -> Path:
                 rewards=timestep.reward[begin + 1 : end + 1],
                 terminations=ends & terminal,
                 truncations=ends & ~terminal,
+                infos=_sliced(extras, slice(begin, end + 1)) if shows else None,
             )
         )
     env = str(dataset.header.env["name"])
@@ -100,7 +111,10 @@ def export(dataset: Dataset, name: str) -> Path:
             f"Dataset: Minari must take the name {name}; it refuses: {error} Give a new name such "
             "as hopper/mine-v0 with --out."
         ) from error
-    return Path(library.load_dataset(name).storage.data_path).parent
+    storage = library.load_dataset(name).storage
+    if shows:
+        storage.update_metadata({_EXTRAS: json.dumps(headers.spec_to_json(spec.extras))})
+    return Path(storage.data_path).parent
 
 
 def _library() -> Any:
@@ -131,9 +145,12 @@ def _copied(name: str) -> Path:
     if (path / headers.NAME).exists():
         return path
     where = f"Dataset {PREFIX}{name}"
+    told = dataset.storage.metadata.get(_EXTRAS)
+    shown = None if told is None else _space(headers.spec_from_json(json.loads(told)))
     spec = EnvSpec(
         specs_of(dataset.observation_space, f"{where}: observation_space", acting=False),
         specs_of(dataset.action_space, f"{where}: action_space", acting=True),
+        () if shown is None else specs_of(shown, f"{where}: infos", acting=False),
     )
     env = {"name": "", "type": "auto", "options": {}}
     if dataset.env_spec is not None:
@@ -141,17 +158,24 @@ def _copied(name: str) -> Path:
     source = {"minari": name, "agent": str(dataset.storage.metadata.get("algorithm_name", ""))}
     writer = DatasetWriter(path, spec, 1, int(dataset.total_steps), env=env, source=source)
     with writer:
-        for step in _steps(dataset, where):
+        for step in _steps(dataset, where, shown):
             writer.add(None, step)
         with contextlib.suppress(DatasetError):  # another process has made the same copy since
             writer.finish()
     return path
 
 
-def _steps(dataset: Any, where: str) -> Iterator[Transition]:
-    """Yields the steps of all episodes, ``[1, ...]``, with discrete values that count from 0."""
+def _steps(dataset: Any, where: str, shown: spaces.Space | None) -> Iterator[Transition]:
+    """Yields the steps of all episodes, ``[1, ...]``, with discrete values that count from 0.
+
+    Args:
+      dataset: the dataset of Minari.
+      where: its name, for errors.
+      shown: the space of the infos that are extras; None for none.
+    """
     observed = FromZero(Nest(leaf_spaces(dataset.observation_space, where)), where)
     acted = FromZero(Nest(leaf_spaces(dataset.action_space, where)), where)
+    extras = None if shown is None else FromZero(Nest(leaf_spaces(shown, where)), where)
     for episode in dataset.iterate_episodes():
         length = len(episode.rewards)
         for i in range(length + 1):
@@ -162,6 +186,7 @@ def _steps(dataset: Any, where: str) -> Iterator[Transition]:
                 np.array([episode.rewards[i - 1] if i else 0], np.float32),
                 np.array([not (ends and episode.terminations[-1])], np.float32),
                 _sliced(observed(_sliced(episode.observations, i)), None),
+                _sliced(extras(_sliced(episode.infos, i)), None) if extras is not None else (),
             )
             # The action at the end is ignored; it must be one.
             action = _sliced(acted(_sliced(episode.actions, min(i, length - 1))), None)

@@ -28,14 +28,17 @@ class Bidding:
     """Agents bid for 4 ticks; the score is what an agent has bid so far, agent 1's doubled.
 
     how: "all" asks all at once, "each" one after the other, "sparse" asks agent 1 on even ticks.
+    costs: whether observations have the metric ``cost``.
     """
 
     obs_space, action_space = OBS, ACTIONS
 
-    def __init__(self, how="all", num_agents=2, fail=""):
-        self.how, self.num_agents, self.fail = how, num_agents, fail
+    def __init__(self, how="all", num_agents=2, fail="", costs=""):
+        self.how, self.num_agents, self.fail, self.costs = how, num_agents, fail, costs
 
     def see(self, i, tick, scores, **more):
+        cost = {"cost": 10.0 * tick + i} if self.costs else {}
+        more = {"metrics": cost, **more}
         return ScoredObservation({"Me": [(i, tick)]}, OFFER, [sum(scores)], score=scores[i], **more)
 
     def play(self, agents):

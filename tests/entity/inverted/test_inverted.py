@@ -190,3 +190,38 @@ def test_random_agents_play_the_same_loop():
     game.play([judge])
     assert abs(np.mean(judge.scores) - 0.293) < 0.11
     assert isinstance(game, EnvironmentGame)
+
+
+def test_metrics_of_every_observation_are_extras():
+    options = {"game": f"{HERE}:Bidding", "agents": 2, "costs": "yes", "extras": ["cost"]}
+    with SyncEnv(PythonGame, 4, "for_loop", options=options) as pool:
+        assert pool.spec.extras["cost"].dtype == np.float32
+        steps = [pool.reset(), *(pool.step(bids(pool)) for _ in range(5))]
+    costs = [step.extras["cost"].tolist() for step in steps]
+    assert costs[:5] == [[10 * tick, 10 * tick + 1] * 2 for tick in range(5)]
+    assert steps[4].last().all() and costs[5] == [0, 1, 0, 1]
+
+
+def test_an_agent_that_is_not_asked_has_extras_of_0():
+    options = {"game": f"{HERE}:Bidding", "agents": 2, "how": "sparse", "costs": "yes"}
+    with SyncEnv(PythonGame, 2, "for_loop", options={**options, "extras": "cost"}) as pool:
+        steps = [pool.reset(), *(pool.step(bids(pool)) for _ in range(3))]
+    assert [step.extras["cost"][1] for step in steps] == [1, 0, 21, 0]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"costs": "yes", "extras": ["speed"]}, "extras names, speed; got cost"),
+        ({"extras": ["cost"]}, "extras names, cost; got none"),
+    ],
+)
+def test_metrics_that_a_game_does_not_show_are_named(more, message):
+    options = {"game": f"{HERE}:Bidding", "agents": 1, **more}
+    with (
+        SyncEnv(PythonGame, 1, "for_loop", options=options) as pool,
+        pytest.raises(EnvError, match=message),
+    ):
+        pool.reset()
+        for _ in range(4):
+            pool.step(bids(pool))

@@ -63,6 +63,19 @@ def test_two_agents_in_another_process():
         np.testing.assert_array_equal(rewards, [8, 8])
 
 
+def test_metrics_come_over_the_socket_as_extras():
+    told = command("Bidding", "2", "costs=yes")
+    options = {"command": told, "agents": 2, "extras": ["cost"]}
+    with SyncEnv(SocketGame, 2, options=options) as pool:
+        steps = [pool.reset(), *(pool.step(bids(pool)) for _ in range(3))]
+    assert [step.extras["cost"].tolist() for step in steps] == [
+        [0, 1],
+        [10, 11],
+        [20, 21],
+        [30, 31],
+    ]
+
+
 def test_a_killed_game_truncates_its_episodes_and_is_restarted():
     options = {"command": command("Bidding", "2"), "agents": 2, "max_restarts": 1}
     with SyncEnv(SocketGame, 2, options=options) as pool:

@@ -190,6 +190,8 @@ def test_wrong_names_and_options_are_refused(examples):
         SyncEnv("rust:nothing/here", 2)
     with pytest.raises(ValueError, match=r"multi_snake: the game has no option \"colour\"\."):
         SyncEnv(name, 2, options={"colour": 1})
+    with pytest.raises(ValueError, match="the option extras must be left out, because the rows of"):
+        SyncEnv(name, 2, options={"extras": ["score"]})
     with pytest.raises(ValueError, match="board_size must leave room"):
         SyncEnv(name, 2, options={"board_size": 3})
     with pytest.raises(ValueError, match="steps its environments itself, so type must be 'auto'"):

@@ -170,3 +170,27 @@ def test_pools_that_cannot_be_are_refused():
         SyncEnv(IN_TURN, 2, options={"colour": 3})
     assert library.seats("CartPole-v1", {}) == ("0",)
     assert library.seats(TOGETHER, {"seat_index": True}) == ("player_0", "player_1")
+
+
+def test_entries_of_info_are_extras_of_a_seat_or_of_all():
+    oracle = library.load().make(TOGETHER, "gymnasium", num_envs=2, seed=7, num_threads=1, **MATRIX)
+    oracle.reset()
+    rng = np.random.default_rng(1)
+    options = {**MATRIX, "extras": ["pos", "done", "dir"]}
+    with SyncEnv(TOGETHER, 4, seed=7, options=options) as pool:
+        assert pool.spec.extras["pos"].shape == (2,)
+        assert pool.reset().extras["pos"].shape == (4, 2)
+        for _ in range(20):
+            actions = rng.choice([0, 1, 2], 4).astype(np.int32)
+            step = pool.step(actions)
+            *_, info = oracle.step(
+                {"players.action": actions, "players.env_id": np.repeat([0, 1], 2).astype(np.int32)}
+            )
+            for name in ("pos", "done", "dir"):
+                np.testing.assert_array_equal(step.extras[name], info["players"][name])
+    with SyncEnv("LeducHoldem-v1", 4, options={"extras": ["chips", "round"]}) as pool:
+        step = pool.reset()
+        np.testing.assert_array_equal(step.extras["chips"], np.ones((4, 2)))
+        assert step.extras["round"].tolist() == [0] * 4
+    with pytest.raises(ValueError, match=r"TicTacToe-v1: .*extras must name .*board.*; got score"):
+        SyncEnv(IN_TURN, 2, options={"extras": "score"})

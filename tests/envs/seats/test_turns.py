@@ -295,3 +295,65 @@ def test_an_environment_of_pettingzoo():
             kinds[int(ids[0])].append(int(step.step_type[0]))
             pool.send(ids, np.zeros(1, np.int64))
         assert kinds[0][:4] == kinds[1][:4] == [FIRST, MID, MID, LAST]
+
+
+class Leaving:
+    """Seats act in turn, the second one leaves after three actions, and the first plays on."""
+
+    seats = ("one", "two")
+    observation_spec = specs.Array((2,), np.float32)
+    action_spec = specs.DiscreteArray(2)
+
+    @property
+    def extras_spec(self):
+        return {"moves": specs.Array((), np.float32), "seat": specs.DiscreteArray(2)}
+
+    def reset(self):
+        self.moves = 0
+        return Turn(0)
+
+    def observe(self, seat):
+        return np.array([self.moves, seat], np.float32)
+
+    def extras(self, seat):
+        return {"moves": np.float32(self.moves), "seat": seat}
+
+    def step(self, action):
+        self.moves += 1
+        ended = {1: Ending(self.observe(1), -1.0)} if self.moves == 3 else {}
+        if self.moves == 6:
+            return Turn(None, ended={0: Ending(self.observe(0), 1.0)})
+        return Turn(self.moves % 2 if self.moves < 3 else 0, 0.5, ended)
+
+
+def test_extras_are_those_of_the_step_although_others_have_moved_on():
+    kinds = set()
+    with AsyncEnv(Turns(Leaving), 2, 1, "thread", num_workers=2) as pool:
+        assert pool.spec.extras["seat"].num_values == 2
+        pool.async_reset()
+        late = None
+        for _ in range(60):
+            ids, step = pool.recv()
+            np.testing.assert_array_equal(step.extras["moves"], step.observation[:, 0])
+            np.testing.assert_array_equal(step.extras["seat"], ids)
+            kinds.add((int(ids[0]), int(step.step_type[0])))
+            if ids[0] == 1 and step.last()[0]:
+                assert step.extras["moves"][0] == 3
+                late = ids  # it is answered only when the game is over
+                continue
+            pool.send(ids, np.zeros(1, np.int64))
+            if late is not None and step.last()[0]:
+                pool.send(late, np.zeros(1, np.int64))
+                late = None
+    assert kinds == {(0, FIRST), (0, MID), (0, LAST), (1, FIRST), (1, LAST)}
+
+
+def test_rows_of_synchronous_pools_have_the_extras_of_now():
+    with SyncEnv(Turns(Leaving), 2, "for_loop") as pool:
+        step = pool.reset()
+        moves = [step.extras["moves"].tolist()]
+        for _ in range(6):
+            step = pool.step(np.zeros(2, np.int64))
+            moves.append(step.extras["moves"].tolist())
+            np.testing.assert_array_equal(step.extras["seat"], [0, 1])
+    assert moves == [[time] * 2 for time in range(7)]

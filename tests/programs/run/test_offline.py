@@ -124,7 +124,7 @@ def test_a_run_that_is_interrupted_in_or_after_the_data_goes_on_as_it_would_have
     [
         ({"data": ""}, "offline_updates must be at least 0, and 0 without data"),
         ({"offline_updates": -1}, "offline_updates must be at least 0"),
-        ({"topology": "heavy_env"}, "topology must be single_process with data"),
+        ({"topology": "fused"}, "topology must be single_process with data"),
     ],
 )
 def test_contradictions_are_refused(data, changes, message):

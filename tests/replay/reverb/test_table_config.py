@@ -29,9 +29,9 @@ def test_packed_items_come_out_as_they_went_in(image):
     content = jax.tree.map(some, step)
     packing = Packing(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), step))
     rows = np.zeros((3, 5, packing.step_bytes), np.uint8)
-    for view, leaf in zip(packing.views(rows), jax.tree.leaves(content), strict=True):
+    for view, leaf in zip(packing.views(rows, rows), jax.tree.leaves(content), strict=True):
         view[...] = leaf
-    trajectory = packing.tree(packing.gather(list(rows)))
+    trajectory = packing.tree(packing.gather(list(rows), []))
     assert jax.tree.structure(trajectory) == jax.tree.structure(content)
     for got, leaf in zip(jax.tree.leaves(trajectory), jax.tree.leaves(content), strict=True):
         assert got.dtype == leaf.dtype and got.flags.c_contiguous
