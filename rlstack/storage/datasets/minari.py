@@ -60,7 +60,6 @@ def export(dataset: Dataset, name: str) -> Path:
       DatasetError: Minari is not installed or refuses the name, or the extras are no dict.
     """
     library, spec = _library(), dataset.header.spec
-    import gymnasium
     from minari.data_collector import EpisodeBuffer
 
     timestep, action = dataset.read(np.arange(dataset.header.steps))
@@ -90,17 +89,13 @@ def export(dataset: Dataset, name: str) -> Path:
         )
     env = str(dataset.header.env["name"])
     both = _space(spec.observation), _space(spec.action)
-    described = None
-    if env in gymnasium.registry:
-        described = gymnasium.Env()  # Minari would make the environment, which may need MuJoCo
-        described.spec = gymnasium.spec(env)
     try:
         with warnings.catch_warnings():  # of what it would like to know besides
             warnings.simplefilter("ignore", UserWarning)
             library.create_dataset_from_buffers(
                 name,
                 buffers,
-                env=described,
+                env=_described(env),
                 observation_space=both[0],
                 action_space=both[1],
                 algorithm_name=str(dataset.header.source.get("agent", "")),
@@ -115,6 +110,20 @@ def export(dataset: Dataset, name: str) -> Path:
     if shows:
         storage.update_metadata({_EXTRAS: json.dumps(headers.spec_to_json(spec.extras))})
     return Path(storage.data_path).parent
+
+
+def _described(env: str) -> Any:
+    """Returns an environment with the spec of a registered one, None for others.
+
+    Minari would make the environment itself, which may need MuJoCo.
+    """
+    import gymnasium
+
+    if env not in gymnasium.registry:
+        return None
+    described = gymnasium.Env()
+    described.spec = gymnasium.spec(env)
+    return described
 
 
 def _library() -> Any:
