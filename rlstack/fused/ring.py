@@ -187,7 +187,7 @@ class Ring:
         def changing(ring: RingState) -> RingState:
             # Under vmap a loop copies its whole carry in each iteration. Learning changes neither
             # the steps nor which cells have an item.
-            return ring._replace(**dict.fromkeys(arrays))
+            return ring._replace(**_arrays(None, None, None))
 
         def may_learn(carry: Any) -> Array:
             learning, part, updates = carry

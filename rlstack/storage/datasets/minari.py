@@ -61,33 +61,14 @@ def export(dataset: Dataset, name: str) -> Path:
     """
     library, spec = _library(), dataset.header.spec
     import gymnasium
-    from minari.data_collector import EpisodeBuffer
 
-    timestep, action = dataset.read(np.arange(dataset.header.steps))
-    observation, action = _own(spec.observation, timestep.observation), _own(spec.action, action)
     shows = bool(Nest(spec.extras).leaves)
     if shows and not isinstance(spec.extras, Mapping):
         raise DatasetError(
             "Dataset: extras must be a dict, as Minari's infos are; got "
             f"{type(spec.extras).__name__}. Give the environment's extras names."
         )
-    extras = _own(spec.extras, timestep.extras)
-    last = np.flatnonzero(dataset.step_type == StepType.LAST)
-    buffers = []
-    for number, (begin, end) in enumerate(zip([0, *(last[:-1] + 1)], last, strict=True)):
-        ends = np.arange(end - begin) == end - begin - 1
-        terminal = timestep.discount[end] == 0
-        buffers.append(
-            EpisodeBuffer(
-                id=number,
-                observations=_sliced(observation, slice(begin, end + 1)),
-                actions=_sliced(action, slice(begin, end)),
-                rewards=timestep.reward[begin + 1 : end + 1],
-                terminations=ends & terminal,
-                truncations=ends & ~terminal,
-                infos=_sliced(extras, slice(begin, end + 1)) if shows else None,
-            )
-        )
+    buffers = _buffers(dataset)
     env = str(dataset.header.env["name"])
     both = _space(spec.observation), _space(spec.action)
     described = None
@@ -115,6 +96,33 @@ def export(dataset: Dataset, name: str) -> Path:
     if shows:
         storage.update_metadata({_EXTRAS: json.dumps(headers.spec_to_json(spec.extras))})
     return Path(storage.data_path).parent
+
+
+def _buffers(dataset: Dataset) -> list[Any]:
+    """Returns the episodes of a dataset as Minari's buffers."""
+    from minari.data_collector import EpisodeBuffer
+
+    spec = dataset.header.spec
+    timestep, action = dataset.read(np.arange(dataset.header.steps))
+    observation, action = _own(spec.observation, timestep.observation), _own(spec.action, action)
+    extras = _own(spec.extras, timestep.extras)
+    last = np.flatnonzero(dataset.step_type == StepType.LAST)
+    buffers = []
+    for number, (begin, end) in enumerate(zip([0, *(last[:-1] + 1)], last, strict=True)):
+        ends = np.arange(end - begin) == end - begin - 1
+        terminal = timestep.discount[end] == 0
+        buffers.append(
+            EpisodeBuffer(
+                id=number,
+                observations=_sliced(observation, slice(begin, end + 1)),
+                actions=_sliced(action, slice(begin, end)),
+                rewards=timestep.reward[begin + 1 : end + 1],
+                terminations=ends & terminal,
+                truncations=ends & ~terminal,
+                infos=_sliced(extras, slice(begin, end + 1)) if Nest(extras).leaves else None,
+            )
+        )
+    return buffers
 
 
 def _library() -> Any:
