@@ -57,7 +57,8 @@ class PackedSteps:
     def of(cls, steps: PyTree) -> PackedSteps:
         """Returns steps ``[rows, B, ...]`` packed."""
         layout = _layout(jax.tree.map(lambda x: x[0], steps))
-        return cls(tuple(jax.vmap(lambda row: _packed(layout, row))(steps)), layout)
+        arrays: Any = jax.vmap(lambda row: _packed(layout, row))(steps)
+        return cls(tuple(arrays), layout)
 
     def tree_flatten(self) -> tuple[tuple[jax.Array, ...], _Layout]:
         """Returns the arrays, and the layout."""

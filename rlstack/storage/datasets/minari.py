@@ -60,42 +60,28 @@ def export(dataset: Dataset, name: str) -> Path:
       DatasetError: Minari is not installed or refuses the name, or the extras are no dict.
     """
     library, spec = _library(), dataset.header.spec
-    from minari.data_collector import EpisodeBuffer
+    import gymnasium
 
-    timestep, action = dataset.read(np.arange(dataset.header.steps))
-    observation, action = _own(spec.observation, timestep.observation), _own(spec.action, action)
     shows = bool(Nest(spec.extras).leaves)
     if shows and not isinstance(spec.extras, Mapping):
         raise DatasetError(
             "Dataset: extras must be a dict, as Minari's infos are; got "
             f"{type(spec.extras).__name__}. Give the environment's extras names."
         )
-    extras = _own(spec.extras, timestep.extras)
-    last = np.flatnonzero(dataset.step_type == StepType.LAST)
-    buffers = []
-    for number, (begin, end) in enumerate(zip([0, *(last[:-1] + 1)], last, strict=True)):
-        ends = np.arange(end - begin) == end - begin - 1
-        terminal = timestep.discount[end] == 0
-        buffers.append(
-            EpisodeBuffer(
-                id=number,
-                observations=_sliced(observation, slice(begin, end + 1)),
-                actions=_sliced(action, slice(begin, end)),
-                rewards=timestep.reward[begin + 1 : end + 1],
-                terminations=ends & terminal,
-                truncations=ends & ~terminal,
-                infos=_sliced(extras, slice(begin, end + 1)) if shows else None,
-            )
-        )
+    buffers = _buffers(dataset)
     env = str(dataset.header.env["name"])
     both = _space(spec.observation), _space(spec.action)
+    described = None
+    if env in gymnasium.registry:
+        described = gymnasium.Env()  # Minari would make the environment, which may need MuJoCo
+        described.spec = gymnasium.spec(env)
     try:
         with warnings.catch_warnings():  # of what it would like to know besides
             warnings.simplefilter("ignore", UserWarning)
             library.create_dataset_from_buffers(
                 name,
                 buffers,
-                env=_described(env),
+                env=described,
                 observation_space=both[0],
                 action_space=both[1],
                 algorithm_name=str(dataset.header.source.get("agent", "")),
@@ -112,18 +98,31 @@ def export(dataset: Dataset, name: str) -> Path:
     return Path(storage.data_path).parent
 
 
-def _described(env: str) -> Any:
-    """Returns an environment with the spec of a registered one, None for others.
+def _buffers(dataset: Dataset) -> list[Any]:
+    """Returns the episodes of a dataset as Minari's buffers."""
+    from minari.data_collector import EpisodeBuffer
 
-    Minari would make the environment itself, which may need MuJoCo.
-    """
-    import gymnasium
-
-    if env not in gymnasium.registry:
-        return None
-    described = gymnasium.Env()
-    described.spec = gymnasium.spec(env)
-    return described
+    spec = dataset.header.spec
+    timestep, action = dataset.read(np.arange(dataset.header.steps))
+    observation, action = _own(spec.observation, timestep.observation), _own(spec.action, action)
+    extras = _own(spec.extras, timestep.extras)
+    last = np.flatnonzero(dataset.step_type == StepType.LAST)
+    buffers = []
+    for number, (begin, end) in enumerate(zip([0, *(last[:-1] + 1)], last, strict=True)):
+        ends = np.arange(end - begin) == end - begin - 1
+        terminal = timestep.discount[end] == 0
+        buffers.append(
+            EpisodeBuffer(
+                id=number,
+                observations=_sliced(observation, slice(begin, end + 1)),
+                actions=_sliced(action, slice(begin, end)),
+                rewards=timestep.reward[begin + 1 : end + 1],
+                terminations=ends & terminal,
+                truncations=ends & ~terminal,
+                infos=_sliced(extras, slice(begin, end + 1)) if Nest(extras).leaves else None,
+            )
+        )
+    return buffers
 
 
 def _library() -> Any:
