@@ -203,7 +203,8 @@ class Ring:
         def changing(ring: RingState) -> RingState:
             # Under vmap a loop copies its whole carry in each iteration. Learning changes neither
             # which cells have an item nor, for most agents, the steps.
-            return ring._replace(**dict.fromkeys(arrays))
+            none: dict[str, Any] = dict.fromkeys(arrays)
+            return ring._replace(**none)
 
         def may_learn(carry: Any) -> Array:
             learning, part, updates = carry
