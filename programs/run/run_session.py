@@ -125,6 +125,7 @@ class RunSession:
 
     Attributes:
       periodic: writes logs, evaluates and saves checkpoints when they are due.
+      best: saves the params with the best evaluation.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class RunSession:
         self._saving = threading.Lock()
         self._first = loop.learner.version
         self._evaluated: dict[int, Evaluation] = {}  # the newest evaluation, by its frames
-        self._best = BestCheckpoint(directory)
+        self.best = BestCheckpoint(directory)
         self._videos = TrainingVideos(experiment, directory, display.write_line)
         self._logger = logger
         self._allowance = allowance or allowance_of(loop)
@@ -266,7 +267,7 @@ class RunSession:
             video = self._videos.evaluated(frames, self._loop.learner.params)
         finally:
             self._display.write_activity("")
-        self._best.offer(frames, self._loop.learner.params, found)
+        self.best.offer(frames, self._loop.learner.params, found)
         self._take(frames, found, video)
         self._evaluated = {frames: found}
 
@@ -281,7 +282,7 @@ class RunSession:
 
         def evaluation(progress: Shows) -> Evaluation:
             found = self._loop.evaluate(progress, brief=True)
-            self._best.offer(frames, self._loop.learner.params, found)
+            self.best.offer(frames, self._loop.learner.params, found)
             return found
 
         try:

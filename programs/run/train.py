@@ -376,6 +376,7 @@ def _train(
 ) -> Result:
     """Trains until the budget is spent, then evaluates; saves when due and at the end."""
     session = RunSession(experiment, directory, engine, logger, start, display)
+    profile.time_saving(session.best, session.periodic)
     before = engine.learner.version
     with (
         watch.at_last_resort(session.end_now),

@@ -84,6 +84,7 @@ class RemoteObject:
         retries: int = 3,
         likes: Mapping[str, PyTree] | None = None,
         find: Callable[[], str] | None = None,
+        stop: threading.Event | None = None,
     ) -> None:
         """Connects at the first call.
 
@@ -96,6 +97,7 @@ class RemoteObject:
           retries: number of times that a call is sent again when the connection breaks.
           likes: method name -> an example of its answers, for ``codec.decode(like=)``.
           find: returns the node's current address, or ""; called when the node does not answer.
+          stop: once it is set, calls do not wait for a node that does not answer.
         """
         self._address = f"courier://{address.address}" if is_client(address) else str(address)
         self._methods = methods_of(interface)
@@ -106,6 +108,7 @@ class RemoteObject:
             )
         self._name, self._timeout, self._retries = name, timeout, retries
         self._likes, self._find = dict(likes or {}), find
+        self._stop = stop or threading.Event()
         self._client_id = 1 + secrets.randbits(62)
         self._incarnation = 0  # the service's incarnation; 0 until known
         self._lock = threading.Lock()
@@ -282,7 +285,7 @@ class _Call:
                     raise RemoteError(remote._name, self._method, "VersionError", text, "")
                 remote._incarnation = self._read(answer)[1]
                 return remote._incarnation
-            if self._seconds_left() <= pause:
+            if self._seconds_left() <= pause or remote._stop.is_set():
                 raise self._unavailable(f"it could not be reached: {answer}")
             remote._closed.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)

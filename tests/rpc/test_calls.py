@@ -164,6 +164,20 @@ def test_a_deadline_ends_the_wait_and_says_how_long(pair):
         RemoteObject("x:1", Node, name="x", timeout=0)
 
 
+def test_a_caller_that_is_to_stop_waits_for_no_missing_node(transport):
+    stop = threading.Event()
+    timer = threading.Timer(0.2, stop.set)
+    timer.start()
+    start = time.monotonic()
+    with (
+        RemoteObject(f"localhost:{free_port()}", Node, name="gone", stop=stop) as client,
+        pytest.raises(UnavailableError, match="could not be reached"),
+    ):
+        client.echo(1)
+    assert 0.2 <= time.monotonic() - start < 5
+    timer.join()
+
+
 def test_nobody_there(transport):
     start = time.monotonic()
     with RemoteObject(f"localhost:{free_port()}", Node, name="actor_3", timeout=0.5) as client:

@@ -96,7 +96,10 @@ def run_node(program: Program, name: str, stop: threading.Event) -> None:
     """
     node = program.named(name)
     with contextlib.suppress(StoppedError):  # the program ended while the node started
-        args = [with_clients(a, functools.partial(_client, program)) for a in node.args]
+        # Elsewhere a node that waits for one that has failed is killed with its process.
+        in_thread = program.setup.experiment.program.launch == "threads"
+        client_of = functools.partial(_client, program, stop if in_thread else None)
+        args = [with_clients(a, client_of) for a in node.args]
         if node.kind == "server":
             args.append(_listen_on(program, name))
         instance: Any = node.cls(*args, stop)
@@ -109,7 +112,7 @@ def run_node(program: Program, name: str, stop: threading.Event) -> None:
     base.check_end()
 
 
-def _client(program: Program, handle: Handle) -> Any:
+def _client(program: Program, stop: threading.Event | None, handle: Handle) -> Any:
     """Returns a client of another node."""
     callee = program.named(handle.node)
     address = program.addresses[callee.name]
@@ -118,8 +121,9 @@ def _client(program: Program, handle: Handle) -> Any:
     find = None
     if callee.restartable and program.setup.experiment.program.launch == "ray":
         # Ray may restart it on another host; clients then ask the coordinator for its address.
-        find = functools.partial(_locate, _client(program, Handle("coordinator")), callee.name)
-    return RemoteObject(address, callee.cls, name=callee.name, find=find)
+        coordinator = _client(program, stop, Handle("coordinator"))
+        find = functools.partial(_locate, coordinator, callee.name)
+    return RemoteObject(address, callee.cls, name=callee.name, find=find, stop=stop)
 
 
 def _locate(coordinator: RemoteObject, name: str) -> str:

@@ -28,7 +28,7 @@ from rlstack.programs.session.run_dir import RunDir
 ACTING, ENVIRONMENTS = "computing actions", "waiting for environments"
 WRITING, DRAWING, LEARNING = "writing to the replay", "drawing batches", "updates"
 COMPILED, SERVING = "the compiled program", "waiting for requests"
-EVALUATING = "evaluations"
+EVALUATING, SAVING = "evaluations", "writing checkpoints"
 OTHER = "other"
 # Traces of one program: JAX has one profiler in a process, and many actors do the same.
 _TRACED = re.compile(r"(learner|\w+/0|single_process|fused)")
@@ -124,6 +124,11 @@ class Profile:
             self.time(windows, sample=DRAWING)
             self.time(engine.learner, step=LEARNING)
         self.time(engine, call=COMPILED, evaluate=EVALUATING)
+
+    def time_saving(self, best: Any, periodic: Any) -> None:
+        """Measures the seconds in which a loop in this process writes checkpoints."""
+        self.time(best, offer=SAVING)
+        self.time(periodic, save=SAVING)
 
     def _timed(self, method: Callable[..., Any], label: str) -> Callable[..., Any]:
         @functools.wraps(method)

@@ -14,6 +14,7 @@ from rlstack.programs.session.profiling.profile import (
     EVALUATING,
     LEARNING,
     OTHER,
+    SAVING,
     SERVING,
     WRITING,
 )
@@ -51,6 +52,7 @@ _ADVICE = {
     SERVING: "The service waits: actors or the learner limit the speed.",
     COMPILED: "Acting, environments and updates are one function; the trace shows its operations.",
     EVALUATING: "Profile other updates, or evaluate less often (--evaluator.period).",
+    SAVING: "Profile other updates, or save less often (--checkpoint-period, --evaluator.period).",
     OTHER: "The trace shows it.",
 }
 

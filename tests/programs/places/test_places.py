@@ -325,7 +325,7 @@ DISTRIBUTED += " --replay.service table"
 
 
 @pytest.mark.parametrize(
-    ("file", "mistake"), cases(NODES, ("init", "evaluator", "env_step")), ids=ids
+    ("file", "mistake"), cases(NODES, ("loss", "evaluator", "env_step")), ids=ids
 )
 def test_in_threads_of_nodes(tmp_path, monkeypatch, capsys, file, mistake):
     more = f"{HEAVY} --launch threads".split()

@@ -40,18 +40,24 @@ def test_it_counts_the_seconds_of_methods_between_two_updates(tmp_path):
     assert found["parts"]["draws"] == pytest.approx(0.25)
 
 
-def test_evaluations_of_a_loop_are_not_other_time(tmp_path):
+def test_evaluations_and_checkpoints_of_a_loop_are_not_other_time(tmp_path):
     class Loop:
         def evaluate(self):
             time.sleep(0.03)
 
+        offer = save = evaluate
+
     loop, profile = Loop(), Profile(Updates(1, 1), RunDir(tmp_path), "evaluating")
     profile.time_engine(loop)
+    profile.time_saving(loop, loop)
     profile.observe(0)
     loop.evaluate()
+    loop.offer()
+    loop.save()
     profile.close()
     found = json.loads((tmp_path / "profile" / "evaluating.json").read_text())
-    assert 0.03 <= found["parts"]["evaluations"] <= found["seconds"]
+    assert 0.03 <= found["parts"]["evaluations"] <= found["seconds"] - 0.06
+    assert 0.06 <= found["parts"]["writing checkpoints"] <= found["seconds"] - 0.03
 
 
 def test_a_run_that_is_not_profiled_keeps_its_methods(tmp_path):
