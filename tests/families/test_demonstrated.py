@@ -60,7 +60,9 @@ def test_every_item_is_drawn_as_often_as_the_others():
 
 
 class Recorder(Agent):
-    """Remembers nothing and learns nothing; its priorities are the items' first rewards."""
+    """Learns nothing; it gives the items' first rewards as priorities, and all rewards back."""
+
+    writes_back = True
 
     def __init__(self):
         super().__init__(None, None, None, lambda *_: None, lambda: None)
@@ -76,7 +78,8 @@ class Recorder(Agent):
 
     def learner_step(self, params, learner_state, batch):
         logs = {"rows": np.float32(len(batch.weights)), "shown": batch.demonstrated.sum()}
-        return params, learner_state, LearnerOutput(logs, batch.trajectory.timestep.reward[0])
+        reward = batch.trajectory.timestep.reward
+        return params, learner_state, LearnerOutput(logs, reward[0], (None, reward))
 
 
 def test_priorities_are_those_of_the_replays_items_and_each_update_draws_anew():
@@ -87,6 +90,8 @@ def test_priorities_are_those_of_the_replays_items_and_each_update_draws_anew():
     batch = Batch(trajectory, c.batch.weights)
     _, after, output = agent.learner_step((), state, batch)
     np.testing.assert_array_equal(output.priorities, trajectory.timestep.reward[0])
+    assert agent.writes_back and output.updates[0] is None
+    np.testing.assert_array_equal(output.updates[1], trajectory.timestep.reward)
     assert (output.logs["rows"], output.logs["shown"]) == (8, 4)
     assert not np.array_equal(after.rng_key, state.rng_key)
     assert np.array_equal(after.agent, state.agent)

@@ -142,3 +142,21 @@ def test_packed_steps_are_replaced_bit_for_bit(shapes):
         for row in range(ROWS):
             assert_same_bits(outside[row], written[row])
     assert NUM_ENVS == 3
+
+
+@pytest.mark.launchpad
+def test_reverb_refuses_what_only_tables_have():
+    from rlstack.replay.reverb import ReverbReplayBuffer, ReverbServer
+
+    with pytest.raises(ValueError, match=r"newest_share must be left out, .*C\+\+"):
+        ReverbServer(config(newest_share=0.5), 1, SPEC)
+    cfg = config(max_size=24, batch_size=6)
+    server = ReverbServer(cfg, 1, SPEC)
+    buffer = ReverbReplayBuffer(cfg, 1, server, SPEC)
+    try:
+        feed(buffer, 1, 0, 12)
+        with pytest.raises(ValueError, match=r"write_back: .*--replay.service table"):
+            buffer.write_back(buffer.sample().keys, Output(None, None))
+    finally:
+        buffer.close()
+        server.close()

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlstack.agent import Agent
+from rlstack.agents import AGENTS
 from rlstack.checks import no_exits
 from rlstack.configs.normalisation import NormalisationConfig
 from rlstack.configs.replay import ReplayConfig
@@ -79,6 +80,9 @@ def check_agent(
         replay = ReplayConfig(
             sampler="fifo", batch_size=cfg.num_envs, unroll_length=8, max_size=2 * cfg.num_envs
         )
+        entry = AGENTS.get(type(agent))
+        if entry is not None and entry.agent.writes_back:  # a fifo draws nothing twice
+            replay = dataclasses.replace(replay, sampler="uniform", samples_per_insert=1.0)
         agent = Experiment(preset="check", agent=agent, env=cfg, replay=replay, frames=1000)
     rules = [*RULES, TOPOLOGIES] if topologies else RULES
     subject = _Subject(agent)

@@ -179,6 +179,10 @@ class Invents(ActorCritic):
     has_priorities = True
 
 
+class WritesNothing(ActorCritic):
+    writes_back = True
+
+
 class ReadsMore(ActorCritic):
     reads_first_state = True
 
@@ -219,6 +223,7 @@ class SlicesFirst(ReadsMore):
         (Branches, "jit", "TracerBoolConversionError"),
         (Misuses, "between two episodes", "mask must have the shape of rewards"),
         (Invents, "changes params", "must be False"),
+        (WritesNothing, "changes params", "writes_back"),
     ],
 )
 def test_a_mistake_is_found_in_the_file_and_class_of_the_agent(cls, rule, text):
