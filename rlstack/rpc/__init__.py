@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlstack.imports.deferred import on_first_use
-from rlstack.rpc.node import Node, Remote, Stop, StoppedError, client_of, is_client, remote
+from rlstack.rpc.interface import Remote, is_client, remote
+from rlstack.rpc.node import Node, Stop, StoppedError, client_of
 
 if TYPE_CHECKING:
     from rlstack.rpc.calls import RemoteObject, serve

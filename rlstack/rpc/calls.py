@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlstack.rpc import codec, transports, versions
-from rlstack.rpc.node import Interface, is_client
+from rlstack.rpc.interface import Interface, is_client
 from rlstack.rpc.service import (
     ERROR,
     HELLO,

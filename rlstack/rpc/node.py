@@ -1,51 +1,19 @@
-"""What a class needs to be called by other nodes, or to be a node of a user's Launchpad program.
-
-This module imports nothing that sends or answers calls, because most objects are only used in their
-own process.
+"""Support for rlstack's classes as nodes of a user's own Launchpad program.
 
 ``lp.CourierNode(Learner, cfg, agent, replay_buffer, rng_key)`` constructs a Learner in the node's
 process and calls its ``set_courier_server`` and ``run``; other nodes get a ``courier.Client``.
 Courier's own handlers hang on array arguments. So a `Node` replaces them with the handlers of a
-`Service`, and `client_of` makes a `RemoteObject` from a ``courier.Client``.
+`Service`, and `client_of` makes a `RemoteObject` from a ``courier.Client``. What sends and answers
+calls is imported then, because most objects are only used in their own process.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
-REMOTE_MARK = "_remote_method"  # the attribute of a method that `remote` has marked
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-class Remote(NamedTuple):
-    """The rules of a remote method."""
-
-    idempotent: bool = False  # running it twice has the effect of running it once
-    prompt: bool = False  # it does not block, so that other calls can wait until it returns
-
-
-Interface = Mapping[str, Remote] | type
-
-
-def remote(*, idempotent: bool = False, prompt: bool = False) -> Callable[[Function], Function]:
-    """Marks a method as one that other nodes may call.
-
-    Args:
-      idempotent: whether running the method twice has the effect of running it once. Then its
-          answers are not kept.
-      prompt: whether the method does not block, for example because it returns a future. Then
-          requests that come together may be served by one thread, one after the other, which is
-          cheaper than waking a thread for each.
-    """
-
-    def mark(function: Function) -> Function:
-        setattr(function, REMOTE_MARK, Remote(idempotent, prompt))
-        return function
-
-    return mark
+from rlstack.rpc.interface import Interface, is_client
 
 
 class Event(Protocol):
@@ -112,12 +80,6 @@ def client_of(node: Any, interface: Interface, *, name: str, timeout: float = 60
     from rlstack.rpc.calls import RemoteObject
 
     return RemoteObject(node, interface, name=name, timeout=timeout)
-
-
-def is_client(x: object) -> bool:
-    """Whether `x` is a ``courier.Client``; imports nothing."""
-    courier = sys.modules.get("courier")
-    return courier is not None and isinstance(x, courier.Client)
 
 
 def _never() -> bool:

@@ -30,7 +30,7 @@ from typing import Any
 
 from rlstack.checks import place_of
 from rlstack.rpc import codec, versions
-from rlstack.rpc.node import REMOTE_MARK, Interface, Remote
+from rlstack.rpc.interface import REMOTE_MARK, Interface, Remote
 
 OK, ERROR, RESTARTED = 0, 1, 2  # the first entry of an answer
 HELLO = "rpc_hello"  # returns the incarnation; Courier's node hides names with a leading _
