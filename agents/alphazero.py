@@ -42,11 +42,6 @@ class AlphaZeroConfig(PlanningConfig):
     "rlstack.jax_envs.board_games:TicTacToe"; `GameModel` says what it must have."""
     discount: float = 1.0
     """Discount of future rewards, per step."""
-    value_scale: float = 0.5
-    """Weight of values in the improved policy: half of the paper's c_scale of 1, because values of
-    games are in [-1, 1] here and in [0, 1] there."""
-    rescale_values: bool = False
-    """Whether the values of a node's actions are stretched to reach from 0 to 1 before that."""
     value_cost: float = 1.0
     """Weight of the loss of values."""
 

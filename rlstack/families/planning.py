@@ -55,9 +55,6 @@ class PlanningConfig(Checked):
     """Largest number of actions that a search tries at its root."""
     value_scale: float = 0.1
     """Weight of values in the improved policy (c_scale). Raise it for a stronger improvement."""
-    rescale_values: bool = True
-    """Whether the values of a node's actions are stretched to reach from 0 to 1 before that, for
-    tasks whose values have no known scale."""
     visit_offset: float = 50.0
     """Added to the largest number of visits, by which values are weighted too (c_visit)."""
     n_step: int = 10
@@ -231,7 +228,6 @@ class PlanningAgent(TargetNetworkAgent):
             qtransform=functools.partial(
                 mctx.qtransform_completed_by_mix_value,
                 value_scale=cfg.value_scale,
-                rescale_values=cfg.rescale_values,
                 maxvisit_init=cfg.visit_offset,
             ),
             max_num_considered_actions=cfg.max_considered_actions,
