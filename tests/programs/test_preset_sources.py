@@ -577,6 +577,8 @@ WITHOUT_SOURCE = {
     *("pendulum-vmpo", "cartpole-ppg", "deepsea-rnd", "deepsea-rnd-dqn"),
     "pendulum-fasttd3",
     *("cartpole-cql", "pendulum-gail", "pendulum-sqil", "toll-ppo-lagrangian"),
+    *("cartpole-muzero", "catch-muzero", "minatar-breakout-muzero"),
+    *("tictactoe-alphazero", "connect-four-alphazero"),
 }
 
 SKIP = 4  # frames of an Atari game in one step
