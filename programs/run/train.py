@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from rlstack.agents import AGENTS
 from rlstack.checks import no_exits
 from rlstack.envs import watch
+from rlstack.imports.deferred import on_first_use
 from rlstack.programs.build import xla
 from rlstack.programs.build.agent import make_agent
 from rlstack.programs.build.devices import check_devices
@@ -48,6 +49,11 @@ from rlstack.references import Hook
 from rlstack.storage import allocator, checkpoint
 from rlstack.storage.loggers import Fanout
 from rlstack.types import Logs
+
+if TYPE_CHECKING:
+    from rlstack.programs.run.evaluation import evaluate as evaluate
+
+__getattr__ = on_first_use("rlstack.programs.run", {"evaluate": "evaluation"})
 
 _log = logging.getLogger(__name__)
 

@@ -579,6 +579,8 @@ WITHOUT_SOURCE = {
     "pendulum-iql",
     *("cartpole-cql", "pendulum-gail", "pendulum-sqil", "toll-ppo-lagrangian"),
     *("bitflip-her", "reach-her"),
+    *("cartpole-muzero", "catch-muzero", "minatar-breakout-muzero"),
+    *("tictactoe-alphazero", "connect-four-alphazero"),
 }
 
 SKIP = 4  # frames of an Atari game in one step
