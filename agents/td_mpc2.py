@@ -51,8 +51,8 @@ from rlstack.exploration import (
 from rlstack.math.returns import symexp, symlog
 from rlstack.math.value_distributions import categorical_kl, categorical_mean, project
 from rlstack.networks import CriticInput, ensemble
-from rlstack.networks.latent_control import latent_control
-from rlstack.optimizers import OptimizerConfig, component_optimizer, optimizer_step
+from rlstack.networks.control_model import latent_control
+from rlstack.optimizers import Components, OptimizerConfig, component_optimizer, optimizer_step
 from rlstack.stateful_params import moved_towards
 from rlstack.types import (
     Array,
@@ -202,7 +202,10 @@ class TDMPC2(Agent):
         self._bounds = distributions.bounds_of(action_spec, type(self).__name__)
         super().__init__(cfg, obs_spec, action_spec, *args)
         self.critics = ensemble(self.network.heads.critic, cfg.num_critics)
-        components = {("encoder",): cfg.encoder_optimizer, ("policy",): cfg.policy_optimizer}
+        components: Components = {
+            ("encoder",): cfg.encoder_optimizer,
+            ("policy",): cfg.policy_optimizer,
+        }
         self._optimizer = component_optimizer(cfg.optimizer, components, cfg.max_grad_norm)
 
     def initial_params(self, rng_key: PRNGKey) -> TDMPC2Params:
@@ -312,7 +315,7 @@ class TDMPC2(Agent):
         """Returns sequences that the policy draws from a state ``[D]``, ``[H, P, A]``."""
         rows = jnp.broadcast_to(state, (self.cfg.num_policy_trajectories, *state.shape))
 
-        def step(states: Array, key: PRNGKey) -> tuple[Array, Array]:
+        def step(states: Any, key: Any) -> tuple[Any, Array]:
             action = self.policy_of(params.policy, states).sample(key)
             return self.network.step(params.model, states, action)[0], action
 
@@ -326,7 +329,7 @@ class TDMPC2(Agent):
         They end with the critics' mean value of an action of the policy.
         """
 
-        def step(states: Array, action: Array) -> tuple[Array, Array]:
+        def step(states: Any, action: Any) -> tuple[Any, Array]:
             after, reward = self.network.step(params.model, states, action)
             return after, self.number(reward)
 
@@ -341,7 +344,7 @@ class TDMPC2(Agent):
         """Returns the policy in latent states ``[..., D]``; its actions are in [-1, 1]."""
         flat = _timestep(states.reshape((-1, states.shape[-1])))
         parameters, _ = self.network.heads.policy.apply(None, policy, flat, ())
-        parameters = parameters.reshape((*states.shape[:-1], -1))
+        parameters = parameters.reshape((*states.shape[:-1], parameters.shape[-1]))
         unit = self._bounds.unit_spec()
         found = distributions.from_parameters(unit, parameters, squash=True)
         assert isinstance(found, distributions.TanhNormal)
@@ -392,7 +395,7 @@ class TDMPC2(Agent):
         taken = self.values_of(params.critics, states[:-1], actions)
         weights = cfg.step_decay ** jnp.arange(horizon)[:, None] / horizon
 
-        def added(errors: Array) -> Array:
+        def added(errors: Array) -> jax.Array:
             return jnp.where(valid, weights * errors, 0.0).sum(axis=0)  # [B]
 
         consistency = added(jnp.square(states[1:] - observed).mean(-1))
@@ -480,7 +483,7 @@ class TDMPC2(Agent):
         """
         first = jax.tree.map(lambda x: x[0], trajectory.timestep.observation)
 
-        def step(state: Array, action: Array) -> tuple[Array, tuple[Array, Array]]:
+        def step(state: Any, action: Any) -> tuple[Any, tuple[Array, Array]]:
             after, reward = self.network.step(params.model, state, action)
             return after, (after, reward)
 
