@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstack.agents.td_mpc2 import TDMPC2, TDMPC2Config, TDMPC2Output, TDMPC2Params, TDMPC2State
+from rlstack.agents.td_mpc2 import TDMPC2, TDMPC2Config, TDMPC2Output
 from rlstack.checks import ActionKindError
 from rlstack.configs.acting import EvaluatorConfig
 from rlstack.exploration import Greedy, Sample
@@ -31,9 +31,10 @@ from tests.agent_cases import (
     Setting,
     case,
     random_timesteps,
-    step_types,
 )
 from tests.agents.linear_control import make_batch, stateless, unit
+from tests.fused.test_fused_run import saved
+from tests.programs import running
 
 CFG = TDMPC2Config(
     discount=0.9,
@@ -445,13 +446,41 @@ def test_what_does_not_fit_is_refused():
             latent_control(VECTOR, REAL, NetworkConfig(**{field: value}))
 
 
-def test_the_acting_state_is_the_plan_and_the_counts():
-    agent = make()
-    state = agent.initial_state(3)
-    assert isinstance(state, TDMPC2State)
-    assert state.plan.shape == (3, 3, A)
-    assert isinstance(agent.initial_params(jax.random.PRNGKey(0)), TDMPC2Params)
-    assert step_types().shape == (6, BATCH)
+def tiny(topology, **changes):
+    """Pendulum with a small plan, for a few updates."""
+    experiment = preset("pendulum-tdmpc2")
+    agent = dataclasses.replace(
+        experiment.agent, num_samples=16, num_elites=4, num_policy_trajectories=2, iterations=2
+    )
+    return running.small(
+        dataclasses.replace(experiment, agent=agent, network=SMALL),
+        topology,
+        10**6,
+        env={"type": "jax"} if topology == "fused" else {},
+        replay={"batch_size": 8, "min_size": 40, "samples_per_insert": 8.0},
+        **changes,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+def test_a_resumed_fused_run_equals_an_uninterrupted_one(tmp_path):
+    for name, updates in (("half", 20), ("whole", 40)):
+        running.run(tiny("fused", updates=updates), tmp_path / name)
+    train.resume(tmp_path / "half", updates=40, stream=io.StringIO())
+    found, wanted = saved(tmp_path / "half"), saved(tmp_path / "whole")
+    assert any("plan" in name for name in found)
+    assert found == wanted  # with the digests of all arrays
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("topology", ["single_process", *running.TOPOLOGIES])
+def test_it_runs_in_every_topology(topology, tmp_path):
+    result = running.run(tiny(topology, updates=10), tmp_path / "run")
+    assert result.learner_steps >= 10
+    assert all(np.isfinite(x).all() for x in running.params(tmp_path / "run"))
 
 
 @pytest.mark.slow
