@@ -11,7 +11,7 @@ from rlstack.configs.entities import RaggedTransformerConfig
 Torso = Literal["mlp", "residual", "sphere", "nature", "impala", "minatar"]
 DENSE_TORSOS = ("mlp", "residual", "sphere")  # the others have convolutions
 
-Activation = Literal["tanh", "relu", "elu", "silu"]
+Activation = Literal["tanh", "relu", "elu", "silu", "mish"]
 
 Core = Literal["none", "lstm", "gru", "mingru", "s5", "gtrxl"]
 

@@ -244,6 +244,16 @@ def signed_parabolic(x: Array, eps: float = 1e-3) -> Array:
     return s_minus_1 * (jnp.abs(s_minus_1) + 2.0)
 
 
+def symlog(x: Array) -> jax.Array:
+    """Rescales values: sign(x) log(1 + |x|), Hafner et al. 2023, arXiv:2301.04104, equation 9."""
+    return jnp.sign(x) * jnp.log1p(jnp.abs(x))
+
+
+def symexp(x: Array) -> jax.Array:
+    """The inverse of ``symlog``: sign(x) (exp(|x|) - 1)."""
+    return jnp.sign(x) * jnp.expm1(jnp.abs(x))
+
+
 def _accumulate(deltas: Array, trace: Array) -> Array:
     """Solves x_t = delta_t + trace_t x_{t+1} with x_T = 0, over [T, B]."""
 

@@ -67,6 +67,7 @@ from rlstack.networks.torsos import (
 
 if TYPE_CHECKING:
     from rlstack.networks.adapters import from_equinox, from_flax
+    from rlstack.networks.control_model import LatentControl, latent_control
     from rlstack.networks.latent_model import LearnedModel, learned_model
     from rlstack.networks.micro_batches import in_parts
     from rlstack.networks.ragged.transformer import ragged_policy, ragged_transformer
@@ -83,6 +84,7 @@ __all__ = [
     "CriticConfig",
     "CriticInput",
     "ImpalaTorso",
+    "LatentControl",
     "LearnedModel",
     "MLPTorso",
     "MinAtarTorso",
@@ -110,6 +112,7 @@ __all__ = [
     "from_functions",
     "implicit_q_network",
     "in_parts",
+    "latent_control",
     "learned_model",
     "network_with_state",
     "observation_features",
@@ -128,10 +131,12 @@ __all__ = [
 __getattr__ = on_first_use(
     __name__,
     {
+        "LatentControl": "control_model",
         "LearnedModel": "latent_model",
         "from_equinox": "adapters",
         "from_flax": "adapters",
         "in_parts": "micro_batches",
+        "latent_control": "control_model",
         "learned_model": "latent_model",
         "ragged_policy": "ragged.transformer",
         "ragged_transformer": "ragged.transformer",
