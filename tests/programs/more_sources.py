@@ -5,7 +5,37 @@ has the addresses, the presets, the constants by path, and the presets' own numb
 """
 
 GITHUB = "https://github.com/"
+
+
+def of_agent(**constants):
+    return {f"agent.{name}": constant for name, constant in constants.items()}
+
+
 MORE = [
+    (
+        (f"{GITHUB}nicklashansen/tdmpc2/blob/main/tdmpc2/config.yaml",),
+        ("halfcheetah-tdmpc2",),
+        {
+            "updates a frame": 1.0,
+            "replay.batch_size": 256,
+            "replay.max_size": 1_000_000,
+            "env.num_envs": 1,
+            "agent.optimizer.learning_rate": 3e-4,
+            "agent.encoder_optimizer.learning_rate": 0.3 * 3e-4,
+            "agent.policy_optimizer.learning_rate": 3e-4,
+            "agent.discount": 0.995,  # 1 - 5 / 1,000 steps of an episode
+            **of_agent(horizon=3, iterations=6, num_samples=512, num_elites=64, temperature=0.5),
+            **of_agent(num_policy_trajectories=24, min_std=0.05, max_std=2.0, num_critics=5),
+            **of_agent(consistency_cost=20.0, reward_cost=0.1, value_cost=0.1, step_decay=0.5),
+            **of_agent(entropy_cost=1e-4, target_rate=0.01, max_grad_norm=20.0),
+            "network.num_atoms": 101,
+            "network.hidden_sizes": (512, 512),
+        },
+        {
+            "replay.max_size": (300_000, "all frames"),
+            "env.num_envs": (4, "more frames a second"),
+        },
+    ),
     (
         (f"{GITHUB}younggyoseo/FastTD3",),
         ("brax-halfcheetah-fasttd3",),

@@ -29,6 +29,7 @@ MINATAR = ("breakout", "asterix", "freeway", "space-invaders")
 ENTITY = tuple(name for name in PRESETS if name.startswith("entity-") and name.endswith("-ppo"))
 TUNED = "tuned for this game"
 
+
 # Each value is the source's. A path with a space is one of QUANTITIES.
 SOURCES = [
     Source(
@@ -491,42 +492,6 @@ SOURCES = [
         {
             "updates a frame": (1.0, "half of the time"),
             "replay.max_size": (500_000, "all frames"),
-            "env.num_envs": (4, "more frames a second"),
-        },
-    ),
-    Source(
-        ("https://github.com/nicklashansen/tdmpc2/blob/main/tdmpc2/config.yaml",),
-        ("halfcheetah-tdmpc2",),
-        {
-            "updates a frame": 1.0,
-            "replay.batch_size": 256,
-            "replay.max_size": 1_000_000,
-            "env.num_envs": 1,
-            "agent.optimizer.learning_rate": 3e-4,
-            "agent.encoder_optimizer.learning_rate": 0.3 * 3e-4,
-            "agent.policy_optimizer.learning_rate": 3e-4,
-            "agent.max_grad_norm": 20.0,
-            "agent.target_rate": 0.01,
-            "agent.discount": 0.995,  # 1 - 5 / 1,000 steps of an episode
-            "agent.horizon": 3,
-            "agent.iterations": 6,
-            "agent.num_samples": 512,
-            "agent.num_elites": 64,
-            "agent.num_policy_trajectories": 24,
-            "agent.min_std": 0.05,
-            "agent.max_std": 2.0,
-            "agent.temperature": 0.5,
-            "agent.consistency_cost": 20.0,
-            "agent.reward_cost": 0.1,
-            "agent.value_cost": 0.1,
-            "agent.entropy_cost": 1e-4,
-            "agent.step_decay": 0.5,
-            "agent.num_critics": 5,
-            "network.num_atoms": 101,
-            "network.hidden_sizes": (512, 512),
-        },
-        {
-            "replay.max_size": (300_000, "all frames"),
             "env.num_envs": (4, "more frames a second"),
         },
     ),
