@@ -43,7 +43,9 @@ class Curves:
             self.began = wall_time
         for name, value in line.items():
             if name not in _AXES:
-                curve = self._curves.setdefault(name, _Curve())
+                curve = self._curves.get(name)
+                if curve is None:
+                    curve = self._curves[name] = _Curve()
                 curve.add((frames, wall_time, value), self._limit)
         self.version += 1
 

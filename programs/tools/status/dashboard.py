@@ -29,6 +29,8 @@ Json = dict[str, Any]
 _FRESH = 1.0  # seconds for which several pages get the same state
 _DIGITS = 6  # significant digits of a number
 _DATA = ("environment", "group", "run", "log", "frames", "hours", "value")
+VIDEOS = {".mp4": "video/mp4", ".gif": "image/gif"}  # endings of videos, and their types
+_NEWEST_VIDEOS = 5  # of a run that are shown
 _JOINED = 200  # points of a curve that stands for several runs
 
 
@@ -91,6 +93,7 @@ class Dashboard:
         seeds: bool,
         smooth: float = 0.0,
         log: bool = False,
+        within: tuple[float, float] = (-math.inf, math.inf),
     ) -> dict[str, str] | None:
         """Returns plots of logs as of the last state, or None if it lacks one of the runs.
 
@@ -103,6 +106,7 @@ class Dashboard:
           seeds: whether runs of one `group` are one curve: their mean, and their range.
           smooth: the weight of earlier values in a moving average of each run, in [0, 1).
           log: whether the y axis is logarithmic; values that are not positive are left out.
+          within: the first and the last place on the x axis to show.
 
         Returns:
           The figure of each log that a run has, as HTML; see `charts.curves_figure`. If the runs
@@ -130,11 +134,15 @@ class Dashboard:
                     curve = _changed(curve, smooth, log)
                     if len(curve.x):
                         groups.setdefault(key, []).append(curve)
-                if groups:
+                parts = [_within(_joined(group), *within) for group in groups.values()]
+                if curves := [curve for curve in parts if len(curve.x)]:
                     title = f"{name}, {environment}" if len(environments) > 1 else name
-                    curves = [_joined(group) for group in groups.values()]
-                    lines = Lines(title, label, "", curves, log=log)
-                    figures[title] = curves_figure(lines, legend=False, from_zero=True, ends=True)
+                    figures[title] = curves_figure(
+                        Lines(title, label, "", curves, log=log),
+                        legend=False,
+                        from_zero=within[0] <= 0 <= within[1],
+                        ends=True,
+                    )
             return figures
 
     def data(self, runs: Sequence[str], names: Iterable[str]) -> str | None:
@@ -161,6 +169,14 @@ class Dashboard:
                     for frames, time, value in curves.points(name)
                 )
             return out.getvalue()
+
+    def video(self, run: str, name: str) -> Path | None:
+        """Returns the file of a video as of the last state, or None if it has no such video."""
+        with self._lock:
+            for shown in self._state.get("runs", ()):
+                if shown["id"] == run and name in shown["videos"]:
+                    return RunDir(self._root / run).videos / name
+            return None
 
     def _read(self) -> Json:
         paths = find_runs(self._root)
@@ -209,6 +225,7 @@ class Dashboard:
             "options": options,
             "group": " ".join(group),
             "nodes": [_node(row) for row in rows],
+            "videos": _videos(status.path),
             "metrics": curves.names(),
             "version": curves.version,
         }
@@ -226,6 +243,16 @@ def _written(path: Path) -> float:
         with contextlib.suppress(OSError):
             return file.stat().st_mtime
     return 0.0
+
+
+def _videos(path: Path) -> list[str]:
+    """Returns the names of a run's newest videos, which begin with the number of frames."""
+    found = {}
+    with contextlib.suppress(OSError):  # there are none
+        for file in RunDir(path).videos.iterdir():
+            if file.suffix in VIDEOS and file.stem.isdigit():
+                found[int(file.stem)] = file.name
+    return [found[frames] for frames in sorted(found)][-_NEWEST_VIDEOS:]
 
 
 def _settings(statuses: Sequence[RunStatus]) -> list[Json]:
@@ -290,6 +317,11 @@ def _changed(curve: Curve, smooth: float, log: bool) -> Curve:
     y = np.array(values) if smooth else curve.band.estimate
     kept = y > 0 if log else np.ones(len(y), bool)
     return Curve(curve.name, curve.x[kept], Band(*[y[kept]] * 3))
+
+
+def _within(curve: Curve, low: float, high: float) -> Curve:
+    kept = (curve.x >= low) & (curve.x <= high)
+    return Curve(curve.name, curve.x[kept], Band(*(values[kept] for values in curve.band)))
 
 
 def _joined(group: Sequence[Curve]) -> Curve:

@@ -8,15 +8,15 @@ from urllib.parse import parse_qs
 
 from rlstack.programs.tools import charts
 from rlstack.programs.tools.serve.local_http import LocalHandler, LocalServer
-from rlstack.programs.tools.status.dashboard import Dashboard
+from rlstack.programs.tools.status.dashboard import VIDEOS, Dashboard
 
 _PAGE = Path(__file__).with_name("dashboard.html")
 _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-        "connect-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'; "
-        "form-action 'none'"
+        "connect-src 'self'; img-src 'self' data:; media-src 'self'; frame-ancestors 'none'; "
+        "base-uri 'none'; form-action 'none'"
     ),
 }
 
@@ -56,6 +56,8 @@ class _Handler(LocalHandler):
             self._answer_plots(asked.query)
         elif asked.path == "/data.csv":
             self._answer_data(asked.query)
+        elif asked.path == "/video":
+            self._answer_video(asked.query)
         else:
             self.refuse(HTTPStatus.NOT_FOUND, "there is no such page")
 
@@ -73,6 +75,10 @@ class _Handler(LocalHandler):
                 seeds="seeds" in asked,
                 smooth=float(asked.get("smooth", ["0"])[0]),
                 log="log" in asked,
+                within=(
+                    float(asked.get("from", ["-inf"])[0]),
+                    float(asked.get("to", ["inf"])[0]),
+                ),
             )
         except ValueError as error:
             self.refuse(HTTPStatus.BAD_REQUEST, str(error))
@@ -90,6 +96,18 @@ class _Handler(LocalHandler):
             return
         text = found.encode("utf-8", "backslashreplace")
         self.answer(HTTPStatus.OK, "text/csv; charset=utf-8", text)
+
+    def _answer_video(self, query: str) -> None:
+        asked = parse_qs(query)
+        path = self.server.dashboard.video(*(asked.get(name, [""])[0] for name in ("run", "name")))
+        try:
+            body = None if path is None else path.read_bytes()
+        except OSError:  # it was removed
+            body = None
+        if path is None or body is None:
+            self.refuse(HTTPStatus.NOT_FOUND, "there is no such video")
+            return
+        self.answer(HTTPStatus.OK, VIDEOS[path.suffix], body)
 
     def more_headers(self) -> dict[str, str]:
         return _HEADERS

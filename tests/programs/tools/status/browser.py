@@ -85,6 +85,17 @@ class Page:
         for kind in ("mousePressed", "mouseReleased"):
             self.send("Input.dispatchMouseEvent", type=kind, **at)
 
+    def drag(self, selector, start, stop):
+        """Drags across an element, between two parts of its width."""
+        box = f"document.querySelector({json.dumps(selector)}).getBoundingClientRect()"
+        left, width, y = self.value(f"(box => [box.x, box.width, box.y + box.height / 2])({box})")
+        for kind, part in (
+            *(("mouseMoved", start), ("mousePressed", start)),
+            *(("mouseMoved", stop), ("mouseReleased", stop)),
+        ):
+            at = {"x": left + part * width, "y": y, "button": "left", "clickCount": 1}
+            self.send("Input.dispatchMouseEvent", type=kind, **at)
+
     def picture(self, path):
         """Writes a picture of the page, as PNG."""
         path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot")["data"]))

@@ -192,6 +192,38 @@ def test_curves_of_several_seeds_are_their_mean_and_range(runs, port):
     assert "hours" in ask_json(port, query + "&hours=1")["loss"]
 
 
+def test_a_part_of_the_x_axis_is_shown(runs, port):
+    log(make_run(runs / "1"), *(line(100 * i, loss=i) for i in range(10)))
+    ask_json(port, "/state.json")
+    query = "/plots.json?run=1&name=loss"
+    (curve,) = curves_of(ask_json(port, query + "&from=250&to=600")["loss"])
+    assert (curve["x"], curve["estimate"]) == ([300, 400, 500, 600], [3, 4, 5, 6])
+    (curve,) = curves_of(ask_json(port, query + "&from=750")["loss"])
+    assert curve["x"] == [800, 900]
+    assert ask_json(port, query + "&from=901") == {}
+    assert ask(port, query + "&to=much")[0] == 400
+
+
+def test_the_newest_videos_of_a_run_are_shown(runs, port):
+    run = make_run(runs / "1")
+    make_run(runs / "2")
+    assert [x["videos"] for x in ask_json(port, "/state.json")["runs"]] == [[], []]
+    run.videos.mkdir()
+    for name in ("900.mp4", "1000.mp4", "1.gif", "2.gif", "3.gif", "4.gif", "5.txt", "x.mp4"):
+        (run.videos / name).write_bytes(b"frames of " + name.encode())
+    time.sleep(1.1)  # a state is kept for a second
+    found = {x["id"]: x["videos"] for x in ask_json(port, "/state.json")["runs"]}
+    assert found == {"1": ["2.gif", "3.gif", "4.gif", "900.mp4", "1000.mp4"], "2": []}
+    for name, kind in (("1000.mp4", "video/mp4"), ("2.gif", "image/gif")):
+        status, headers, body = ask(port, f"/video?run=1&name={name}")
+        assert (status, headers["Content-Type"], body) == (200, kind, f"frames of {name}")
+    refused = ("run=1&name=5.txt", "run=2&name=2.gif", "run=1&name=../config.json", "run=1", "")
+    for query in refused:
+        assert ask(port, f"/video?{query}")[0] == 404, query
+    (run.videos / "2.gif").unlink()
+    assert ask(port, "/video?run=1&name=2.gif")[0] == 404
+
+
 def test_two_environments_are_never_in_one_plot(runs, port):
     for name, env in (("1", "ALE/Pong-v5"), ("2", "my.games:Tag"), ("3", "ALE/Pong-v5")):
         log(make_run(runs / name, int(name), env=env), line(0, loss=1), line(100, loss=2))

@@ -117,6 +117,12 @@ def test_the_table_sorts_links_keep_the_selection_and_phones_have_room(tmp_path)
             page.wait_for(f"{figures}.includes('{RETURN}, Pong; {RETURN}, Tag')")
             page.click("input[id='show c']")
             page.wait_for(f"{figures} === '{RETURN}'")
+            ends = "JSON.parse(document.querySelector('figure script').textContent).x"
+            assert page.value(ends) == [0, 1000]
+            page.drag("figure svg", 0.5, 0.8)
+            page.wait_for(f"{ends}[0] > 300")
+            low, high = page.value(ends)
+            assert 300 < low < high < 900
             page.click("#log")
             page.value(
                 "(x => { x.value = 'dark'; x.oninput(); })(document.querySelector('#theme'))"
@@ -136,6 +142,7 @@ def test_the_table_sorts_links_keep_the_selection_and_phones_have_room(tmp_path)
             assert page.value("document.querySelector('#log').checked")
             assert page.value("getComputedStyle(document.documentElement).colorScheme") == "dark"
             page.wait_for(f"{figures} === '{RETURN}'")
+            assert page.value(ends) == [low, high]
             assert page.value("document.querySelector('[id=\"show c\"]').checked") is False
             assert page.value("document.documentElement.scrollWidth") <= 360
         finally:
