@@ -30,6 +30,7 @@ from tests.agent_cases import (
     VECTOR,
     Setting,
     case,
+    quick_jit,
     random_timesteps,
 )
 from tests.agents.linear_control import make_batch, stateless, unit
@@ -343,9 +344,10 @@ def test_the_policy_learns_from_its_own_loss_only_and_the_model_from_the_rest():
     params = some_params(agent)
     batch = make_batch(STEP_TYPES, TDMPC2Output)
     state = agent.initial_learner_state(jax.random.PRNGKey(2), params)
-    free = agent.compute_gradients(params, state, batch)[0]
+    free = quick_jit(agent.compute_gradients)(params, state, batch)[0]
     costs = {"consistency_cost": 0.0, "reward_cost": 0.0, "value_cost": 0.0}
-    only = make(entropy_cost=0.01, **costs).compute_gradients(params, state, batch)[0]
+    other = make(entropy_cost=0.01, **costs)
+    only = quick_jit(other.compute_gradients)(params, state, batch)[0]
     np.testing.assert_allclose(only.policy["p"], free.policy["p"], rtol=1e-4, atol=1e-6)
     assert all(not np.any(x) for x in jax.tree.leaves((only.model, only.critics)))
     assert all(np.any(x) for x in jax.tree.leaves(free))
@@ -376,7 +378,7 @@ def test_values_are_divided_by_a_moving_range_of_percentiles():
     params = jax.tree.map(jnp.asarray, some_params(agent, 1.0))
     batch = make_batch([STEP_TYPES[0]] * 21, TDMPC2Output)
     state = agent.initial_learner_state(jax.random.PRNGKey(2), params)
-    _, after, output = agent.learner_step(params, state, batch)
+    _, after, output = quick_jit(agent.learner_step)(params, state, batch)
     first = batch.trajectory.timestep.observation[0] @ np.asarray(params.model["o"])
     actions = np.tanh(first @ np.asarray(params.policy["p"]))
     critics = jax.tree.map(np.asarray, params.critics)
@@ -399,7 +401,9 @@ def test_target_critics_move_by_the_rate():
 def test_longer_items_and_stored_states_change_nothing():
     c = case("tdmpc2")
     short = jax.tree.map(lambda x: x[:4], c.batch.trajectory)._replace(agent_state=())
-    found = c.agent.learner_step(c.params, c.learner_state, c.batch._replace(trajectory=short))
+    found = quick_jit(c.agent.learner_step)(
+        c.params, c.learner_state, c.batch._replace(trajectory=short)
+    )
     wanted = c.learn(c.params, c.learner_state, c.batch)
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-3, atol=2e-4)

@@ -87,7 +87,9 @@ def test_a_program_in_lock_step_equals_a_single_process(topology, tmp_path):
     assert running.same(running.params(tmp_path / "single"), running.params(tmp_path / "nodes"))
 
 
-@pytest.mark.parametrize("topology", ["fused", pytest.param("single_process", marks=_LATER)])
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.parametrize("topology", ["fused", "single_process"])
 def test_a_resumed_run_equals_an_uninterrupted_one(topology, tmp_path):
     """Runs in one process restart their environments where they are resumed, so both are."""
     half, whole = bits(topology, frames=1200), bits(topology)
