@@ -25,6 +25,7 @@ def test_all_presets_are_listed(capsys):
             ["--agent", "SAC"],
             {"pendulum-sac", "halfcheetah-sac", "cartpole-sac", "pendulum-redq", "pendulum-droq"}
             | {"brax-inverted-double-pendulum-sac", "brax-halfcheetah-sac"}
+            | {"mountain-car-continuous-rlpd"}
             | {"pendulum-simba", "hopper-simba", "halfcheetah-simba"},  # of CategoricalSAC
         ),
         (["--agent", "SAC", "--env", "cartpole-v"], {"cartpole-sac"}),
