@@ -28,7 +28,7 @@ from rlstack import distributions
 from rlstack.agents.registry import register
 from rlstack.families.planning import Edge, Node, PlanningAgent, PlanningConfig
 from rlstack.math import returns
-from rlstack.math.value_distributions import categorical_kl, categorical_mean, project
+from rlstack.math.value_distributions import ScaledAtoms, categorical_kl
 from rlstack.networks.latent_model import learned_model
 from rlstack.networks.torsos import action_mask
 from rlstack.types import Array, Batch, Logs, Params, PRNGKey, TimeStep, Trajectory
@@ -81,12 +81,12 @@ class MuZero(PlanningAgent):
         del rng_key
         after, reward = self.network.step(params, state, action)
         discount = jnp.full(action.shape, self.cfg.discount, jnp.float32)
-        return Edge(self.number(reward), discount), self.node(params, after)
+        return Edge(self.atoms.mean(reward), discount), self.node(params, after)
 
     def node(self, params: Params, state: Array) -> Node:
         """Returns what the network predicts of latent states ``[B, D]``."""
         predicted = self.network.predict(params, state)
-        return Node(predicted.policy, self.number(predicted.value), state)
+        return Node(predicted.policy, self.atoms.mean(predicted.value), state)
 
     def loss(
         self, rng_key: PRNGKey, params: Params, batch: Batch
@@ -106,14 +106,14 @@ class MuZero(PlanningAgent):
         def added(errors: Array, mask: Array, scale: Array) -> jax.Array:
             return jnp.where(mask, errors * scale, 0.0).sum(axis=0)  # [B]
 
-        of_values = categorical_kl(self.atom_probs(targets.value, values), values)
-        of_rewards = categorical_kl(self.atom_probs(targets.reward, rewards), rewards)
+        of_values = categorical_kl(self.atoms.probs(targets.value, values), values)
+        of_rewards = categorical_kl(self.atoms.probs(targets.reward, rewards), rewards)
         value_loss = added(of_values, targets.known, scale)
         reward_loss = added(of_rewards, targets.known[1:], scale[1:])
         policy_loss = added(categorical_kl(targets.policy, policies), targets.acts, scale)
         losses = policy_loss + reward_loss + self.cfg.value_cost * value_loss
         loss = jnp.mean(batch.weights * losses)
-        value = self.number(values[0])
+        value = self.atoms.mean(values[0])
         priorities = jnp.where(targets.known[0], jnp.abs(value - targets.value[0]), 0.0)
         logs: Logs = {
             "loss": loss,
@@ -187,19 +187,10 @@ class MuZero(PlanningAgent):
         drawn = jax.random.randint(rng_key, taken.shape, 0, targets.policy.shape[-1], taken.dtype)
         return jnp.where(targets.acts[:-1], taken, drawn)
 
-    def atom_probs(self, numbers: Array, logits: Array) -> Array:
-        """Returns the probabilities of the atoms of ``logits`` that represent numbers ``[...]``."""
-        atoms, scaled = self.atoms(logits), returns.signed_hyperbolic(numbers)[..., None]
-        return jax.lax.stop_gradient(project(scaled, jnp.ones_like(scaled), atoms))
-
-    def number(self, logits: Array) -> Array:
-        """Returns the numbers ``[...]`` that logits of atoms ``[..., N]`` stand for."""
-        return returns.signed_parabolic(categorical_mean(logits, self.atoms(logits)))
-
-    def atoms(self, logits: Array) -> Array:
-        """Returns the atoms, h of rewards and values, ``[N]``."""
-        most = returns.signed_hyperbolic(jnp.float32(self.cfg.max_value))
-        return jnp.linspace(-most, most, logits.shape[-1])
+    @property
+    def atoms(self) -> ScaledAtoms:
+        """The atoms of rewards and values."""
+        return ScaledAtoms(returns.signed_hyperbolic, returns.signed_parabolic, self.cfg.max_value)
 
 
 def halved_gradient(x: Array) -> Array:

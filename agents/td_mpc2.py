@@ -49,7 +49,7 @@ from rlstack.exploration import (
     next_counts,
 )
 from rlstack.math.returns import symexp, symlog
-from rlstack.math.value_distributions import categorical_kl, categorical_mean, project
+from rlstack.math.value_distributions import ScaledAtoms, categorical_kl
 from rlstack.networks import CriticInput, ensemble
 from rlstack.networks.control_model import latent_control
 from rlstack.optimizers import Components, OptimizerConfig, component_optimizer, optimizer_step
@@ -331,12 +331,12 @@ class TDMPC2(Agent):
 
         def step(states: Any, action: Any) -> tuple[Any, Array]:
             after, reward = self.network.step(params.model, states, action)
-            return after, self.number(reward)
+            return after, self.atoms.mean(reward)
 
         rows = jnp.broadcast_to(state, (actions.shape[1], *state.shape))
         states, rewards = jax.lax.scan(step, rows, actions)
         action = self.policy_of(params.policy, states).sample(rng_key)
-        value = self.number(self.values_of(params.critics, states, action)).mean(-1)
+        value = self.atoms.mean(self.values_of(params.critics, states, action)).mean(-1)
         discounts = self.cfg.discount ** jnp.arange(len(actions))
         return discounts @ rewards + self.cfg.discount ** len(actions) * value
 
@@ -399,9 +399,9 @@ class TDMPC2(Agent):
             return jnp.where(valid, weights * errors, 0.0).sum(axis=0)  # [B]
 
         consistency = added(jnp.square(states[1:] - observed).mean(-1))
-        wanted = self.atom_probs(trajectory.timestep.reward[1:], rewards)
+        wanted = self.atoms.probs(trajectory.timestep.reward[1:], rewards)
         reward_loss = added(categorical_kl(wanted, rewards))
-        probs = self.atom_probs(target, taken)[..., None, :]
+        probs = self.atoms.probs(target, taken)[..., None, :]
         value_loss = added(categorical_kl(probs, taken).mean(-1))
         priorities = cfg.consistency_cost * consistency
         priorities += cfg.reward_cost * reward_loss + cfg.value_cost * value_loss
@@ -418,7 +418,7 @@ class TDMPC2(Agent):
             "consistency_loss": consistency.mean(),
             "reward_loss": reward_loss.mean(),
             "value_loss": value_loss.mean(),
-            "value": jnp.mean(self.number(taken)),
+            "value": jnp.mean(self.atoms.mean(taken)),
             **policy_logs,
         }
         # Where prediction and target agree, rounding can make a divergence negative.
@@ -469,7 +469,7 @@ class TDMPC2(Agent):
         action = self.policy_of(params.policy, states).sample(keys[1])
         two = jax.random.permutation(keys[0], self.cfg.num_critics)[:2]
         critics = jax.tree.map(lambda x: x[two], target_critics)
-        value = self.number(self.values_of(critics, states, action)).min(-1)
+        value = self.atoms.mean(self.values_of(critics, states, action)).min(-1)
         target = after.reward + after.discount * self.cfg.discount * value
         return jax.lax.stop_gradient((states, target))
 
@@ -509,7 +509,7 @@ class TDMPC2(Agent):
         horizon = self.cfg.horizon
         action, log_prob = self.policy_of(params.policy, states).sample_and_log_prob(rng_key)
         critics = jax.lax.stop_gradient(params.critics)
-        value = self.number(self.values_of(critics, states, action)).mean(-1)  # [H + 1, B]
+        value = self.atoms.mean(self.values_of(critics, states, action)).mean(-1)  # [H + 1, B]
         scaled = value / jnp.maximum(value_range, 1.0) - self.cfg.entropy_cost * log_prob
         weights = self.cfg.step_decay ** jnp.arange(horizon + 1)[:, None] / (horizon + 1)
         loss = -jnp.where(acts, weights * scaled, 0.0).sum(axis=0).mean()
@@ -521,19 +521,10 @@ class TDMPC2(Agent):
         }
         return loss, logs
 
-    def atom_probs(self, numbers: Array, logits: Array) -> Array:
-        """Returns the probabilities of the atoms of ``logits`` that represent numbers ``[...]``."""
-        scaled = symlog(numbers)[..., None]
-        return project(scaled, jnp.ones_like(scaled), self.atoms(logits))
-
-    def number(self, logits: Array) -> Array:
-        """Returns the numbers ``[...]`` that logits of atoms ``[..., N]`` stand for."""
-        return symexp(categorical_mean(logits, self.atoms(logits)))
-
-    def atoms(self, logits: Array) -> Array:
-        """Returns the atoms, symlog of rewards and values, ``[N]``."""
-        most = symlog(jnp.float32(self.cfg.max_value))
-        return jnp.linspace(-most, most, logits.shape[-1])
+    @property
+    def atoms(self) -> ScaledAtoms:
+        """The atoms of rewards and values."""
+        return ScaledAtoms(symlog, symexp, self.cfg.max_value)
 
     def apply_gradients(
         self, params: TDMPC2Params, learner_state: TDMPC2LearnerState, grads: PyTree

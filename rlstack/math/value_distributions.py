@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -42,6 +45,31 @@ def categorical_mean(logits: Array, atoms: Array) -> Array:
     """Returns the means ``[...]`` of distributions with logits ``[..., N]`` over atoms ``[N]``."""
     # By default GPUs and TPUs round the factors of a product, and these are results.
     return jnp.matmul(jax.nn.softmax(logits), atoms, precision=jax.lax.Precision.HIGHEST)
+
+
+class ScaledAtoms(NamedTuple):
+    """Atoms that are evenly spaced in a scale of the numbers that distributions over them mean.
+
+    Schrittwieser et al. (2020), https://arxiv.org/abs/1911.08265, appendix F. The methods take the
+    number of atoms from logits ``[..., N]``.
+    """
+
+    scale: Callable[[Array], Array]
+    unscale: Callable[[Array], Array]
+    most: float  # the largest absolute number
+
+    def probs(self, numbers: Array, logits: Array) -> Array:
+        """Returns the probabilities ``[..., N]`` that mean numbers ``[...]``, without gradient."""
+        scaled = jnp.asarray(self.scale(numbers))[..., None]
+        return jax.lax.stop_gradient(project(scaled, jnp.ones_like(scaled), self._of(logits)))
+
+    def mean(self, logits: Array) -> Array:
+        """Returns the numbers ``[...]`` that logits mean."""
+        return self.unscale(categorical_mean(logits, self._of(logits)))
+
+    def _of(self, logits: Array) -> jax.Array:
+        most = self.scale(jnp.float32(self.most))
+        return jnp.linspace(-most, most, logits.shape[-1])
 
 
 def midpoints(num_quantiles: int) -> Array:

@@ -192,13 +192,13 @@ def test_numbers_are_divided_between_two_atoms():
     agent = make(max_value=3.0)
     # h(3) = 2 - 1 + 0.003 = 1.003, so the 5 atoms are -1.003, -0.5015, 0, 0.5015, 1.003.
     # h(1) = sqrt(2) - 1 + 0.001 = 0.4152: 0.4152 / 0.5015 = 0.828 of the fourth atom.
-    probs = np.asarray(agent.atom_probs(jnp.array([1.0, -1.0, 3.0, 50.0]), jnp.zeros((4, 5))))
+    probs = np.asarray(agent.atoms.probs(jnp.array([1.0, -1.0, 3.0, 50.0]), jnp.zeros((4, 5))))
     share = (np.sqrt(2) - 1 + 0.001) / 0.5015
     np.testing.assert_allclose(probs[0], [0, 0, 1 - share, share, 0], atol=1e-6)
     np.testing.assert_allclose(probs[1], [0, share, 1 - share, 0, 0], atol=1e-6)
     np.testing.assert_allclose(probs[2:], [[0, 0, 0, 0, 1]] * 2, atol=1e-6)
     logits = jnp.log(jnp.maximum(probs, 1e-30))
-    np.testing.assert_allclose(agent.number(logits), [1, -1, 3, 3], atol=1e-4)
+    np.testing.assert_allclose(agent.atoms.mean(logits), [1, -1, 3, 3], atol=1e-4)
 
 
 def test_each_step_halves_the_gradient_of_the_state_before_it():
@@ -277,7 +277,7 @@ def test_the_loss_is_that_of_numpy():
     for column, found in enumerate(priorities):
         target = slow_targets(batch, column, 3, 2, 0.9)[0]
         state = batch.trajectory.timestep.observation[0, column] @ PARAMS["o"]
-        value = float(agent.number(jnp.asarray(state @ PARAMS["v"])))
+        value = float(agent.atoms.mean(jnp.asarray(state @ PARAMS["v"])))
         wanted = 0.0 if target is None else abs(value - target[1])
         assert float(found) == pytest.approx(wanted, rel=1e-3, abs=1e-4)
 

@@ -151,11 +151,11 @@ def test_numbers_are_divided_between_two_atoms():
     # symlog(3) = log 4, so 5 atoms are -log 4, -log 2, 0, log 2, log 4, and log 3 is between the
     # last two.
     share = np.log(1.5) / np.log(2)
-    probs = agent.atom_probs(jnp.array([1.0, 2.0, -2.0, 50.0]), jnp.zeros((4, 5)))
+    probs = agent.atoms.probs(jnp.array([1.0, 2.0, -2.0, 50.0]), jnp.zeros((4, 5)))
     wanted = [[0, 0, 0, 1, 0], [0, 0, 0, 1 - share, share], [share, 1 - share, 0, 0, 0]]
     np.testing.assert_allclose(probs, [*wanted, [0, 0, 0, 0, 1]], atol=1e-6)
     logits = jnp.log(jnp.maximum(probs, 1e-30))
-    np.testing.assert_allclose(agent.number(logits), [1, 2, -2, 3], atol=1e-4)
+    np.testing.assert_allclose(agent.atoms.mean(logits), [1, 2, -2, 3], atol=1e-4)
     np.testing.assert_allclose(symlog(np.array([0.0, -9.0])), [0, -np.log(10)], rtol=1e-6)
     np.testing.assert_allclose(symexp(np.array([0.0, np.log(10)])), [0, 9], rtol=1e-6)
 
