@@ -105,12 +105,12 @@ class AlphaZero(PlanningAgent):
         self.model: GameModel = model
 
     def root(self, params: Params, timestep: TimeStep) -> tuple[Node, Array]:
-        """Returns what the seats see whose turn it is, and their legal actions ``[B, A]``."""
+        """Returns the observations of the seats to move, and their legal actions ``[B, A]``."""
         state = jax.vmap(self.model.state_of)(timestep.observation)
         return self.node(params, state)
 
     def node(self, params: Params, state: PyTree) -> tuple[Node, Array]:
-        """Returns what the network predicts for whose turn it is, and the legal actions."""
+        """Returns what the network predicts for the seats to move, and the legal actions."""
         seat = jax.vmap(self.model.turn)(state)
         seen = of_seat(jax.vmap(self.model.observe)(state), seat)
         predicted = self.predicted(params, seen)
@@ -127,13 +127,13 @@ class AlphaZero(PlanningAgent):
     def expand(
         self, rng_key: PRNGKey, params: Params, state: PyTree, action: Array
     ) -> tuple[Edge, Node]:
-        """Takes actions ``[B]`` of the seats whose turn it is."""
+        """Takes actions ``[B]`` of the seats to move."""
         seat = jax.vmap(self.model.turn)(state)
         keys = jax.random.split(rng_key, len(action))
         outcome = jax.vmap(self.model.step)(keys, state, jnp.stack([action, action], axis=1))
         node, _ = self.node(params, outcome.state)
         over = outcome.over | outcome.terminated.all(axis=1)
-        # The value of the next state is that of whose turn it is there.
+        # The value of the next state is that of the seat to move there.
         sign = jnp.where(jax.vmap(self.model.turn)(outcome.state) == seat, 1.0, -1.0)
         discount = jnp.where(over, 0.0, self.cfg.discount * sign)
         return Edge(of_seat(outcome.reward, seat), discount), node
@@ -141,7 +141,7 @@ class AlphaZero(PlanningAgent):
     def search(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, *, noise: bool
     ) -> tuple[PlanOutput, Array]:
-        """Searches for the seats whose turn it is; the others wait."""
+        """Searches for the seats to move; the others wait."""
         output, legal = super().search(rng_key, params, timestep, noise=noise)
         moves, own = self.moves(timestep.observation), action_mask(timestep.observation)
         waits = distributions.categorical(jnp.zeros(legal.shape), own)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("mctx") is None, reason
 
 
 class Signs(NamedTuple):
-    """Seat 0 sees ``numbers``, seat 1 their opposites; who sees a positive first number moves."""
+    """Seat 0 sees ``numbers``, seat 1 their opposites. The one with a positive first one moves."""
 
     numbers: jax.Array  # [3]
     mask: jax.Array  # [4]
