@@ -148,7 +148,7 @@ class Coordinator:
             known.left = self._state.phase == OVER or "ended" in counts
             self._changed.notify_all()
             made, total = int(counts.get("env_frames", -1)), self._state.env_frames
-            acts = made >= 0 and not is_learner(node)  # a learner counts what it learns from data
+            acts = made >= 0 and not is_learner(node)  # a learner counts frames of data
             granted = 0 if not acts else self._budget.grant(node, made, total, known.seen)
             progress = self._periodic.progress(total)
             there = self._policies.present(self._nodes, self._silences)

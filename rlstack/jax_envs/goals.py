@@ -47,7 +47,7 @@ def point_reward(achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
 
 
 class BitFlip:
-    """Each action flips one of some bits, which are to be those of a goal.
+    """Bits that should become equal to a goal; each action flips one of them.
 
     Bits and goal are drawn at random. An episode ends where they are equal, and is truncated after
     as many steps as there are bits. It is the bit-flipping environment of Andrychowicz et al.

@@ -89,7 +89,7 @@ class WithInfos:
         return outcome._replace(state=InfoState(outcome.state, self._chosen(info)))
 
     def render(self, state: InfoState) -> np.ndarray | None:
-        """Returns the library's picture of a state; None if there is none."""
+        """Draws a state with the library; returns None if the library cannot draw."""
         draw = getattr(self._env, "render", None)
         return None if draw is None else draw(state.env)
 
