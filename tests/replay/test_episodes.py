@@ -105,7 +105,7 @@ def test_any_history_shows_the_steps_of_the_episode_that_are_held(make, period, 
         envs = [e for e in range(3) if rng.random() < 0.8] or [0]
         streams.add(buffer, envs)
         if rng.random() < 0.04 and buffer.can_sample():
-            buffer.sample()  # what was added before a gap is known
+            buffer.sample()  # reads the steps from before the gap
             streams.gap(buffer, int(rng.integers(3)), restarts=rng.random() < 0.5)
         if rng.random() < 0.5 and buffer.can_sample():
             for env, start, before, after, *codes in seen(buffer.sample()):

@@ -138,7 +138,7 @@ GO_ON = [
     ("--stop.factory M:Rule", Mistake("rule")),
     ("--stop.factory M:Rule", Mistake("rule", "logs['no such log']")),
 ]
-POOLS = {  # and the slots whose mistakes are quick there
+POOLS = {  # pool: the slots that have a quick test there
     "--env.type for_loop": None,
     "--env.type thread": ("env_step",),
     "--env.type thread --env.wait-num 2": (),
