@@ -285,6 +285,8 @@ def test_a_share_of_the_steps_teaches_the_predictor():
     assert_close(found, wanted)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_other_agents_in_epochs_learn_from_rewards_with_the_bonus():
     cfg = PQNConfig(num_epochs=1, num_minibatches=1, optimizer=FAST)
     network = functools.partial(q_network, cfg=SMALL)

@@ -96,7 +96,7 @@ def test_gradients_are_finite(kind):
         terms = distribution.log_prob(action), distribution.entropy(), distribution.kl(other)
         return sum(jnp.sum(x) for x in terms)
 
-    gradient = jax.grad(total, allow_int=True)(example(kind))
+    gradient = jax.jit(jax.grad(total, allow_int=True))(example(kind))
     floats = [x for x in jax.tree.leaves(gradient) if jnp.issubdtype(x.dtype, jnp.floating)]
     assert floats and all(np.all(np.isfinite(x)) for x in floats)
     assert any(np.any(x != 0) for x in floats)

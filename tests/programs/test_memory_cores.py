@@ -103,9 +103,9 @@ def test_a_single_process_learns_what_one_program_learns(tmp_path, agent, core):
 
 
 @pytest.mark.parametrize("core", QUICK_CORES)
-@pytest.mark.parametrize(
-    "topology", ["light_env", *(pytest.param(name, marks=_LATER) for name in TOPOLOGIES[::2])]
-)
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_actors_and_inference_services_keep_the_state(tmp_path, topology, core):
     experiment = dataclasses.replace(recurrent(topology), network=CORES[core], frames=1000)
     with nothing_left():

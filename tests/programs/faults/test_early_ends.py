@@ -26,6 +26,8 @@ def _nothing_left():
         yield
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_learner_that_was_never_told_the_frames_of_the_run_saves_nothing(tmp_path, monkeypatch):
     """It has learned nothing, and must not write a checkpoint at frame 0."""
     run(ppo("heavy_env", frames=600), tmp_path / "run")

@@ -148,6 +148,8 @@ def test_the_command_takes_the_same_options(tmp_path, capsys):
     assert set(json.loads(line)["changed"]) == {"frames", "evaluator.episodes", "loggers"}
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_dataset_that_has_changed_is_refused(tmp_path):
     quiet(small(), tmp_path / "source")
     data = tmp_path / "data"

@@ -248,10 +248,9 @@ def test_a_sound_agent_passes_all_rules_and_learns_the_same_in_lock_step():
     report.raise_failures()
 
 
-@pytest.mark.parametrize(
-    "cfg",
-    [DQNConfig(), pytest.param(RNDDQNConfig(), marks=[pytest.mark.slow, pytest.mark.chosen])],
-)
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.parametrize("cfg", [DQNConfig(), RNDDQNConfig()])
 def test_an_agent_of_the_library_passes_too(cfg):
     report = check_agent(cfg, topologies=False)
     assert not report.failures, report

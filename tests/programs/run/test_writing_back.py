@@ -71,7 +71,18 @@ def counting(topology, **changes):
     )
 
 
-@pytest.mark.parametrize("topology", ["single_process", "fused", *running.TOPOLOGIES])
+@pytest.mark.parametrize(
+    "topology",
+    [
+        "single_process",
+        "fused",
+        "distributed",
+        *(
+            pytest.param(name, marks=[pytest.mark.slow, pytest.mark.chosen])
+            for name in ("heavy_env", "light_env")
+        ),
+    ],
+)
 def test_steps_know_how_often_they_were_learned_from(topology, tmp_path):
     """A step is in two items, each drawn about eight times while it is held: 8 on average."""
     with running.nothing_left():
