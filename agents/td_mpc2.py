@@ -52,7 +52,7 @@ from rlstack.math.returns import symexp, symlog
 from rlstack.math.value_distributions import ScaledAtoms, categorical_kl
 from rlstack.networks import CriticInput, ensemble
 from rlstack.networks.control_model import latent_control
-from rlstack.optimizers import Components, OptimizerConfig, component_optimizer, optimizer_step
+from rlstack.optimizers import Components, OptimizerConfig, component_optimizer
 from rlstack.stateful_params import moved_towards
 from rlstack.types import (
     Array,
@@ -226,10 +226,6 @@ class TDMPC2(Agent):
         """Returns counts of 0 and plans of 0, ``[B, ...]``."""
         plan = jnp.zeros((batch_size, self.cfg.horizon, *self.action_spec.shape))
         return TDMPC2State(initial_counts(batch_size), plan)
-
-    def reset_state(self, state: TDMPC2State, first: Array) -> TDMPC2State:
-        """Resets the plans where ``first`` holds, and keeps the counts."""
-        return super().reset_state(state, first)._replace(counts=state.counts)
 
     def actor_step(
         self, rng_key: PRNGKey, params: TDMPC2Params, timestep: TimeStep, state: TDMPC2State
@@ -525,12 +521,6 @@ class TDMPC2(Agent):
     def atoms(self) -> ScaledAtoms:
         """The atoms of rewards and values."""
         return ScaledAtoms(symlog, symexp, self.cfg.max_value)
-
-    def apply_gradients(
-        self, params: TDMPC2Params, learner_state: TDMPC2LearnerState, grads: PyTree
-    ) -> tuple[TDMPC2Params, optax.OptState, Logs]:
-        """Takes one step of the optimizer."""
-        return optimizer_step(self._optimizer, params, learner_state.opt_state, grads)
 
     def update_learner_state(
         self, params: TDMPC2Params, learner_state: TDMPC2LearnerState, opt_state: optax.OptState

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 import haiku as hk
 import jax
 import jax.numpy as jnp
+import numpy as np
 from dm_env import specs
 
 from rlstack.configs.network import DENSE_TORSOS, NetworkConfig
+from rlstack.distributions import num_parameters
 from rlstack.networks.base import dummy_timestep
 from rlstack.networks.configured import features_of, head_of, torso_of
 from rlstack.networks.precision import in_precision
@@ -26,7 +28,7 @@ from rlstack.types import Array, Params, PRNGKey, PyTree
 class Predictions(NamedTuple):
     """What a model predicts of a latent state."""
 
-    policy: jax.Array  # [B, A], logits
+    policy: jax.Array  # [B, A], logits, or [B, 2 D], the parameters of continuous actions
     value: jax.Array  # [B, N], logits of atoms
 
 
@@ -36,13 +38,14 @@ class LearnedModel(NamedTuple):
     init: Callable[[PRNGKey], Params]
     # (params, observation [B, ...]) -> latent state
     represent: Callable[[Params, PyTree], jax.Array]
-    # (params, latent state, action [B]) -> the next latent state, logits of the reward [B, N]
+    # (params, latent state, action [B], or [B, D] in [-1, 1]) -> the next latent state, logits of
+    # the reward [B, N]
     step: Callable[[Params, Array, Array], tuple[jax.Array, jax.Array]]
     predict: Callable[[Params, Array], Predictions]  # (params, latent state) -> predictions
 
 
 def learned_model(
-    obs_spec: PyTree, action_spec: specs.DiscreteArray, cfg: NetworkConfig | None = None
+    obs_spec: PyTree, action_spec: specs.Array, cfg: NetworkConfig | None = None
 ) -> LearnedModel:
     """Builds a model with dense latent states of the size ``cfg.hidden_sizes[-1]``.
 
@@ -52,15 +55,18 @@ def learned_model(
 
     Args:
       obs_spec: pytree of ``dm_env.specs`` of one observation.
-      action_spec: one discrete action.
+      action_spec: one discrete action, or a continuous one.
       cfg: the torso, its sizes and the number of atoms.
 
     Raises:
-      WrongKindError: the action is not a single discrete one.
+      WrongKindError: the action is not a single one.
       ValueError: cfg has a recurrent core, noisy layers, batch norm, dropout or spectral norm.
     """
     cfg = cfg or NetworkConfig(hidden_sizes=(128, 128), activation="relu", norm="layer")
-    num_actions = count_actions("learned_model", action_spec)
+    is_continuous = np.issubdtype(getattr(action_spec, "dtype", int), np.floating)
+    if not is_continuous:
+        count_actions("learned_model", action_spec)
+    width = num_parameters(action_spec)
     unused = ["core", "shared", "critic", "critic_observation", "critic_input", "duelling"]
     unused += ["noisy_sigma", "num_cosines", "policy_log_std", "dropout", "spectral_norm"]
     cfg.require_unused("a learned model", *unused, "entities")
@@ -74,7 +80,8 @@ def learned_model(
         return scaled(head_of(dense, size, 1.0, "first_state")(features))
 
     def step(state: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
-        inputs = jnp.concatenate([state, jax.nn.one_hot(action, num_actions)], axis=-1)
+        taken = action if is_continuous else jax.nn.one_hot(action, width)
+        inputs = jnp.concatenate([state, taken], axis=-1)
         features = torso_of(dense, "dynamics")(inputs)
         # The difference to the state: most actions change little.
         after = state + head_of(dense, size, 1.0, "next_state")(features)
@@ -82,7 +89,7 @@ def learned_model(
 
     def predict(state: jax.Array) -> Predictions:
         features = torso_of(dense, "prediction")(state)
-        policy = head_of(dense, num_actions, 0.01, "policy_head")(features)
+        policy = head_of(dense, width, 0.01, "policy_head")(features)
         return Predictions(policy, head_of(dense, atoms, 0.01, "value_head")(features))
 
     def build() -> tuple[Callable[..., Any], tuple[Callable[..., Any], ...]]:
@@ -90,7 +97,8 @@ def learned_model(
 
         def every(observation: PyTree) -> Predictions:
             state = functions[0](observation)
-            return functions[2](functions[1](state, jnp.zeros(len(state), jnp.int32))[0])
+            action = jnp.zeros((len(state), *action_spec.shape), action_spec.dtype)
+            return functions[2](functions[1](state, action)[0])
 
         return every, functions
 
