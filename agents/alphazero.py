@@ -153,7 +153,7 @@ class AlphaZero(PlanningAgent):
         # Where both seats of each game are in the batch, half of its rows move.
         size = len(moves)
         half = -(-size // 2)
-        order = jnp.resize(jnp.argsort(~moves), 2 * half)
+        order = jnp.resize(jnp.argsort(~moves), (2 * half,))
         keys = jax.random.split(rng_key, size)
 
         def of_row(key: PRNGKey, root: Node, legal: Array) -> PlanOutput:

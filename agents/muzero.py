@@ -173,7 +173,7 @@ class MuZero(PlanningAgent):
         """
         if self._bounds is None:
             return categorical_kl(targets.policy, policies)
-        likelihoods = self.policy_of(policies[..., None, :]).log_prob(targets.drawn)
+        likelihoods = self.policy_of(policies[..., None, :]).log_prob(jnp.asarray(targets.drawn))
         entropy = self.policy_of(policies).entropy()
         return -(targets.policy * likelihoods).sum(axis=-1) - self.cfg.entropy_cost * entropy
 

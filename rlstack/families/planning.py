@@ -295,12 +295,8 @@ class PlanningAgent(TargetNetworkAgent):
             found = new.reshape((len(old), number, *new.shape[1:]))
             return jnp.concatenate([found, old[:, number:]], axis=1)
 
-        # The action stays: it is what was done.
-        return trajectory._replace(
-            agent_output=jax.tree.map(
-                replaced, new._replace(action=()), stored._replace(action=())
-            )._replace(action=stored.action)
-        )
+        found = jax.tree.map(replaced, tuple(new[1:]), tuple(stored[1:]))
+        return trajectory._replace(agent_output=PlanOutput(stored.action, *found))
 
     def compute_gradients(
         self, params: Params, learner_state: TargetLearnerState, batch: Batch

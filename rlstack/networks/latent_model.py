@@ -51,12 +51,12 @@ def learned_model(
 
     The configured torso reads the observation. Two dense torsos of the same sizes follow an action
     and predict policy and value. Each latent state is scaled to [0, 1], by its smallest and largest
-    entry (paper, appendix G). ``cfg.num_atoms`` is the number of atoms of rewards and values.
+    entry (paper, appendix G).
 
     Args:
       obs_spec: pytree of ``dm_env.specs`` of one observation.
       action_spec: one discrete action, or a continuous one.
-      cfg: the torso, its sizes and the number of atoms.
+      cfg: the torso, its sizes and the number of atoms of rewards and values.
 
     Raises:
       WrongKindError: the action is not a single one.
@@ -66,13 +66,8 @@ def learned_model(
     is_continuous = np.issubdtype(getattr(action_spec, "dtype", int), np.floating)
     if not is_continuous:
         count_actions("learned_model", action_spec)
-    width = num_parameters(action_spec)
-    unused = ["core", "shared", "critic", "critic_observation", "critic_input", "duelling"]
-    unused += ["noisy_sigma", "num_cosines", "policy_log_std", "dropout", "spectral_norm"]
-    cfg.require_unused("a learned model", *unused, "entities")
-    cfg.require("norm", not cfg.has_statistics, "none, layer or rms for a learned model")
-    size, atoms = cfg.hidden_sizes[-1], cfg.num_atoms
-    dense = cfg if cfg.torso in DENSE_TORSOS else dataclasses.replace(cfg, torso="mlp")
+    dense = dense_like(cfg, "a learned model")
+    size, atoms, width = cfg.hidden_sizes[-1], cfg.num_atoms, num_parameters(action_spec)
     precise = functools.partial(in_precision, cfg.dtype)
 
     def represent(observation: PyTree) -> jax.Array:
@@ -109,6 +104,19 @@ def learned_model(
         lambda params, state, action: stepped(params, None, state, action),
         lambda params, state: predicted(params, None, state),
     )
+
+
+def dense_like(cfg: NetworkConfig, where: str) -> NetworkConfig:
+    """Returns cfg for the parts of a model that read latent states, with a dense torso.
+
+    Raises:
+      ValueError: cfg has options that a model of latent states has not.
+    """
+    unused = ["core", "shared", "critic", "critic_observation", "critic_input", "duelling"]
+    unused += ["noisy_sigma", "num_cosines", "policy_log_std", "dropout", "spectral_norm"]
+    cfg.require_unused(where, *unused, "entities")
+    cfg.require("norm", not cfg.has_statistics, f"none, layer or rms for {where}")
+    return cfg if cfg.torso in DENSE_TORSOS else dataclasses.replace(cfg, torso="mlp")
 
 
 def scaled(state: jax.Array) -> jax.Array:

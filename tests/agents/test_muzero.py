@@ -14,7 +14,7 @@ from dm_env import specs
 from rlstack.agents.muzero import MuZero, MuZeroConfig, Targets
 from rlstack.checks import ActionKindError
 from rlstack.configs.acting import EvaluatorConfig
-from rlstack.exploration import EpsilonGreedy, Greedy, Sample
+from rlstack.exploration import EpsilonGreedy, Greedy, Sample, Softmax
 from rlstack.families.planning import PlanOutput
 from rlstack.families.q_learning import TargetLearnerState
 from rlstack.networks import LearnedModel, NetworkConfig, learned_model
@@ -311,15 +311,12 @@ def spike(x):
 
 
 @functools.cache
-def planner(policy=Greedy, masked=False, num_simulations=4, value_scale=0.1):
+def planner(policy=Greedy):
     """A compiled `actor_step`, of a model whose params have the reward of each action.
 
     They also have the value of the state that it leads to. That of the first state is the first
     number of the observation.
     """
-
-    def represent(params, x):
-        return (x["observation"] if isinstance(x, dict) else x)[:, :1]
 
     def step(params, state, action):
         rewards, values = params
@@ -328,11 +325,9 @@ def planner(policy=Greedy, masked=False, num_simulations=4, value_scale=0.1):
     def predict(params, state):
         return Predictions(jnp.zeros((len(state), A)), spike(state[:, 0]))
 
-    model = LearnedModel(lambda key: {}, represent, step, predict)
-    cfg = dataclasses.replace(
-        CFG, max_value=20.0, num_simulations=num_simulations, value_scale=value_scale
-    )
-    agent = MuZero(cfg, MASKED if masked else VECTOR, ONE_OF_4, lambda *_: model, policy)
+    model = LearnedModel(lambda key: {}, lambda params, x: x["observation"][:, :1], step, predict)
+    cfg = dataclasses.replace(CFG, max_value=20.0, num_simulations=4, value_scale=0.03)
+    agent = MuZero(cfg, MASKED, ONE_OF_4, lambda *_: model, policy)
     act = quick_jit(agent.actor_step)
 
     def acted(rewards, values, timestep, seed=0):
@@ -343,12 +338,11 @@ def planner(policy=Greedy, masked=False, num_simulations=4, value_scale=0.1):
     return acted
 
 
-def seen(values, mask=None):
+def seen(values):
     step = random_timesteps(VECTOR, np.ones(len(values)))
     observation = np.repeat(np.asarray(values, np.float32)[:, None], 3, axis=1)
-    if mask is not None:
-        observation = {"observation": observation, "action_mask": np.asarray(mask, np.float32)}
-    return step._replace(observation=observation)
+    mask = np.ones((len(values), A), np.float32)
+    return step._replace(observation={"observation": observation, "action_mask": mask})
 
 
 def test_the_value_of_a_root_is_the_mean_of_what_simulations_found():
@@ -366,36 +360,31 @@ def test_the_search_finds_the_best_action_of_the_model():
     np.testing.assert_allclose(output.policy.sum(axis=1), 1, rtol=1e-5)
 
 
-def test_illegal_actions_have_no_probability():
-    steps = seen([0.0, 0.0], [[0, 1, 1, 0], [0, 0, 0, 0]])
-    output = planner(Sample, True, 8)([9.0, 1.0, 0.0, 0.0], [0.0] * 4, steps)
-    assert output.action[0] in (1, 2)
-    assert (np.asarray(output.policy[0])[[0, 3]] == 0).all()
-    assert np.isfinite(output.policy).all()  # also in a row of padding, without a legal action
-
-
 ROWS = 4096
 
 
+def test_illegal_actions_have_no_probability():
+    steps = seen(np.zeros(ROWS))
+    steps.observation["action_mask"][:] = [0, 1, 1, 0]
+    steps.observation["action_mask"][-1] = 0  # a row of padding, without a legal action
+    output = planner(Sample)([9.0, 1.0, 0.0, 0.0], [0.0] * 4, steps)
+    assert set(np.unique(output.action[:-1])) == {1, 2}
+    assert (np.asarray(output.policy[:-1])[:, [0, 3]] == 0).all()
+    assert np.isfinite(output.policy).all()
+
+
 def test_the_greedy_policy_uses_no_random_numbers_and_training_draws():
-    for act, rows, same in ((planner(), 2, True), (planner(Sample, value_scale=0.03), ROWS, False)):
+    for act, rows, same in ((planner(), 2, True), (planner(Sample), ROWS, False)):
         one, other = (act([0.1, 0.2, 0.0, 0.3], [0.0] * 4, seen(np.zeros(rows)), i) for i in (1, 2))
         assert np.array_equal(one.action, other.action) == same
 
 
 def test_noise_makes_the_action_a_draw_from_the_improved_policy():
     # All actions are tried once, so the action is the largest of noise + logits + values.
-    act = planner(Sample, value_scale=0.03)
+    act = planner(Sample)
     output = act([0.0, 0.5, 1.0, 0.25], [0.0] * 4, seen(np.zeros(ROWS)), 3)
     shares = np.bincount(output.action, minlength=4) / ROWS
     np.testing.assert_allclose(shares, np.asarray(output.policy).mean(axis=0), atol=0.03)
-
-
-def test_another_policy_chooses_by_the_improved_policy():
-    act = planner(functools.partial(EpsilonGreedy, 0.4))
-    output = act([0.0, 0.0, 5.0, 0.0], [0.0] * 4, seen(np.zeros(ROWS)), 3)
-    shares = np.bincount(output.action, minlength=4) / ROWS
-    np.testing.assert_allclose(shares, [0.1, 0.1, 0.7, 0.1], atol=0.03)
 
 
 class Read(MuZero):
@@ -419,6 +408,30 @@ def test_reanalysis_replaces_the_share_of_the_items():
     np.testing.assert_array_equal(new.value[:, :2], seen[:, :2, 1] + np.float32(7))
     np.testing.assert_array_equal(new.policy[:, :2, 3], seen[:, :2, 0] + np.float32(3))
     assert_close(found.timestep, trajectory.timestep, atol=0, rtol=0)
+
+
+class Sure(MuZero):
+    """Its searches find action 2 best, and take action 0."""
+
+    def search(self, rng_key, params, timestep, *, noise):
+        rows = len(timestep.reward)
+        policy = jnp.tile(jnp.array([0.1, 0.2, 0.6, 0.1]), (rows, 1))
+        found = PlanOutput(jnp.zeros(rows, jnp.int32), policy, jnp.zeros(rows))
+        return found, jnp.ones((rows, A), bool)
+
+
+def test_another_policy_chooses_by_the_improved_policy():
+    state, timestep = Sure.initial_state(None, ROWS), seen(np.zeros(ROWS))
+    for policy, wanted in (
+        (functools.partial(EpsilonGreedy, 0.4), [0.1, 0.1, 0.7, 0.1]),
+        (Softmax, [0.1, 0.2, 0.6, 0.1]),
+        (Sample, [1, 0, 0, 0]),  # the search's own draw
+        (Greedy, [1, 0, 0, 0]),
+    ):
+        agent = Sure(CFG, VECTOR, ONE_OF_4, linear_model, policy)
+        output, _ = agent.actor_step(jax.random.PRNGKey(3), {}, timestep, state)
+        shares = np.bincount(output.action, minlength=4) / ROWS
+        np.testing.assert_allclose(shares, wanted, atol=0.03)
 
 
 class Told(Read):
@@ -520,7 +533,7 @@ def test_the_loss_of_a_policy_of_continuous_actions_is_that_of_numpy():
     weights = rng.dirichlet(np.ones(5), (3, 2)).astype(np.float32)
     drawn = np.tanh(rng.normal(size=(3, 2, 5, 2))).astype(np.float32)
     targets = Targets(None, None, weights, drawn, None, None)
-    found = np.asarray(agent.policy_losses(targets, parameters))
+    found = np.asarray(quick_jit(agent.policy_losses)(targets, parameters))
     raw = np.linspace(-12, 12, 4001)
     for t, b in np.ndindex(3, 2):
         mean, log_std = parameters[t, b].astype(float).reshape(2, 2)
@@ -614,6 +627,8 @@ def test_latent_states_reach_from_0_to_1(torso):
     assert len({tuple(row) for row in np.asarray(after)}) == BATCH  # actions differ
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_images_go_through_the_configured_torso():
     spec = specs.BoundedArray((10, 10, 4), np.float32, 0, 1)
     cfg = NetworkConfig(torso="minatar", hidden_sizes=(16,), num_atoms=7, dtype="bfloat16")

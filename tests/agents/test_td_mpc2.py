@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstack.agents.td_mpc2 import TDMPC2, TDMPC2Config, TDMPC2Output
+from rlstack.agents.td_mpc2 import TDMPC2, Plan, TDMPC2Config, TDMPC2Output
 from rlstack.checks import ActionKindError
 from rlstack.configs.acting import EvaluatorConfig
 from rlstack.exploration import Greedy, Sample
@@ -204,7 +204,10 @@ def test_a_plan_is_that_of_numpy():
     agent = make()
     cfg, params, key = agent.cfg, some_params(agent), jax.random.PRNGKey(0)
     steps, start = seen(2), np.random.default_rng(1).uniform(-1, 1, (2, 3, A))
-    found = quick_jit(agent.plan)(key, params, steps, start)
+    plan = quick_jit(agent.plan)
+    found = plan(key, params, steps, start)
+    # The greedy policy needs no random numbers.
+    assert_close(plan(jax.random.PRNGKey(5), params, steps, start), found, atol=0, rtol=0)
     _, _, loop_key = jax.random.split(key, 3)
     for row in range(2):
         state = first = steps.observation[row] @ params.model["o"]
@@ -232,6 +235,8 @@ def test_a_plan_is_that_of_numpy():
         assert distance.min() < 1e-4
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_planning_finds_the_best_actions_of_the_model():
     # A state moves by its action; its reward is the closeness of the first number to 1.
     def step(params, state, action):
@@ -248,19 +253,26 @@ def test_planning_finds_the_best_actions_of_the_model():
     np.testing.assert_allclose(plan.mean[0, :, 0], [1, 1, 0], atol=0.1)
 
 
+class Planned(TDMPC2):
+    """Its plans are what they begin with."""
+
+    def plan(self, rng_key, params, timestep, mean):
+        return Plan(mean, jnp.full_like(mean, 0.1), 0.5 * mean)
+
+
+START = np.array([[[0.1, -0.1], [0.2, -0.2], [0.3, -0.3]], [[0.4, 0.4], [0.5, 0.5], [0, 0]]])
+
+
+def planned(policy):
+    agent = Planned(CFG, VECTOR, UNEVEN, lambda *_: linear(), policy)
+    return agent, agent.initial_state(2)._replace(plan=jnp.asarray(START, jnp.float32))
+
+
 def test_the_next_plan_begins_with_the_last_one_moved_by_a_step():
-    # With one iteration of tiny deviations the plan stays where it begins.
-    agent = make(iterations=1, num_policy_trajectories=0, min_std=1e-4, max_std=1e-4)
-    params = some_params(agent)
-    start = np.array([[[0.1, -0.1], [0.2, -0.2], [0.3, -0.3]], [[0.4, 0.4], [0.5, 0.5], [0, 0]]])
-    state = agent.initial_state(2)._replace(plan=jnp.asarray(start, jnp.float32))
-    act = quick_jit(agent.actor_step)
-    output, after = act(jax.random.PRNGKey(0), params, seen(2), state)
-    np.testing.assert_allclose(unit(output.action), start[:, 0], atol=1e-3)
-    # The greedy policy takes the mean, and needs no random numbers.
-    again, _ = act(jax.random.PRNGKey(1), params, seen(2), state)
-    np.testing.assert_array_equal(again.action, output.action)
-    np.testing.assert_allclose(after.plan[0], [[0.2, -0.2], [0.3, -0.3], [0, 0]], atol=1e-3)
+    agent, state = planned(Greedy)
+    output, after = agent.actor_step(jax.random.PRNGKey(0), (), seen(2), state)
+    np.testing.assert_allclose(unit(output.action), START[:, 0], atol=1e-6)
+    np.testing.assert_allclose(after.plan[0], [[0.2, -0.2], [0.3, -0.3], [0, 0]], atol=1e-6)
     np.testing.assert_array_equal(after.counts.env_steps, [1, 1])
     reset = agent.reset_state(after, np.array([True, False]))
     np.testing.assert_array_equal(reset.plan[0], np.zeros((3, A)))
@@ -268,23 +280,21 @@ def test_the_next_plan_begins_with_the_last_one_moved_by_a_step():
     np.testing.assert_array_equal(reset.counts.env_steps, [1, 1])
 
 
-def test_training_draws_around_a_drawn_sequence():
-    agent, steps, keys = make(Sample), seen(3), [jax.random.PRNGKey(i) for i in (1, 2)]
-    params, state = some_params(agent), agent.initial_state(3)
-
-    @quick_jit
-    def found(key):
-        plan = agent.plan(jax.random.split(key)[0], params, steps, state.plan)
-        distribution = agent.action_distribution(key, params, steps, state)
-        return agent.actor_step(key, params, steps, state)[0].action, plan, distribution
-
-    (one, plan, distribution), (other, *_) = map(found, keys)
-    assert not np.array_equal(one, other)
-    assert (one >= UNEVEN.minimum).all()
-    assert (one <= UNEVEN.maximum).all()
-    np.testing.assert_allclose(unit(distribution.mean), plan.elite[:, 0], atol=1e-5)
-    half = np.array([2.0, 3.0])  # of the ranges of the two numbers
-    np.testing.assert_allclose(np.exp(distribution.log_std), plan.std[:, 0] * half, rtol=1e-4)
+def test_training_draws_around_a_drawn_sequence_and_the_greedy_policy_takes_the_mean():
+    keys = jax.random.split(jax.random.PRNGKey(0), 50)
+    for policy, centre in ((Greedy, START[:, 0]), (Sample, 0.5 * START[:, 0])):
+        agent, state = planned(policy)
+        act = functools.partial(agent.actor_step, params=(), timestep=seen(2), state=state)
+        found = np.asarray(quick_jit(jax.vmap(lambda key, act=act: act(key)[0].action))(keys))
+        assert (found >= UNEVEN.minimum).all()
+        assert (found <= UNEVEN.maximum).all()
+        np.testing.assert_allclose(unit(found).mean(0), centre, atol=0.05)
+        wanted = 0.0 if policy is Greedy else 0.1
+        np.testing.assert_allclose(unit(found).std(0), wanted, atol=0.04)
+        distribution = agent.action_distribution(keys[0], (), seen(2), state)
+        np.testing.assert_allclose(unit(distribution.mean), centre, atol=1e-6)
+        half = np.array([2.0, 3.0])  # of the ranges of the two numbers
+        np.testing.assert_allclose(np.exp(distribution.log_std), [0.1 * half] * 2, rtol=1e-5)
 
 
 def slow_losses(params, targets, batch, column, cfg):
@@ -358,7 +368,7 @@ def test_the_policys_loss_has_its_entropy_and_a_range_of_values():
     assert float(rest) == pytest.approx(-0.25 * float(logs["entropy"]), rel=1e-4)
     assert float(same["value_range"]) == float(logs["value_range"])
     # By the formula of tanh's slope the density of the actions can be found from those drawn.
-    key = jax.random.PRNGKey(2)
+    key = jax.random.split(jax.random.PRNGKey(2))[1]
     raw = np.arctanh(np.asarray(agent.policy_of(params.policy, states).sample(key), np.float64))
     z = (raw - states @ params.policy["p"]) / np.exp(-1)
     slopes = np.log1p(-np.square(np.tanh(raw)))
@@ -384,6 +394,14 @@ def test_the_policy_learns_from_its_own_loss_only_and_the_model_from_the_rest():
     np.testing.assert_allclose(only.policy["p"], free.policy["p"], rtol=1e-4, atol=1e-6)
     assert all(not np.any(x) for x in jax.tree.leaves((only.model, only.critics)))
     assert all(np.any(x) for x in jax.tree.leaves(free))
+
+
+def test_two_different_critics_are_drawn():
+    draw = quick_jit(make(num_critics=5).two_of)
+    keys = jax.random.split(jax.random.PRNGKey(0), 60)
+    pairs = (np.asarray(draw(key, {"v": np.arange(5)})["v"]) for key in keys)
+    wanted = set(itertools.combinations(range(5), 2))
+    assert {tuple(sorted(pair.tolist())) for pair in pairs} == wanted
 
 
 def test_targets_take_the_smaller_of_two_drawn_critics():
