@@ -162,7 +162,9 @@ class AlphaZero(PlanningAgent):
 
         def add(part: Array, found: PlanOutput) -> PlanOutput:
             rows = jax.lax.dynamic_slice_in_dim(order, part * half, half)
-            new = jax.vmap(of_row)(*jax.tree.map(lambda x: x[rows], (keys, root, legal)))
+            new = jax.vmap(of_row)(
+                *jax.tree.map(lambda x: jnp.asarray(x)[rows], (keys, root, legal))
+            )
             places = jnp.where(moves[rows], rows, size)  # the last one is none
             return jax.tree.map(lambda x, y: x.at[places].set(y, mode="drop"), found, new)
 
