@@ -7,8 +7,9 @@ the agent acts wherever it sees one. A step of the model is a move of either sea
 their sign with the turn. Values learn the n-step return of their seat: with ``n_step`` and the
 replay's unroll as long as a game, its result, as in the paper.
 
-Both seats see every step. Where a seat waits, the search is that of the other one, with the
-opposite value: n-step returns may bootstrap from it, and nothing else is learned from the step.
+Both seats see every step. Where a seat waits there is no search, and the value is the opposite of
+the network's for the other seat. Nothing is learned from such a step, but n-step returns may
+bootstrap from it; with an even ``n_step`` they end at moves of their seat, if moves alternate.
 
 Deviations: games are not augmented by symmetries; values are not bounded by a tanh.
 """
@@ -104,8 +105,9 @@ class AlphaZero(PlanningAgent):
             )
         self.model: GameModel = model
 
-    def root(self, params: Params, timestep: TimeStep) -> tuple[Node, Array]:
+    def root(self, rng_key: PRNGKey, params: Params, timestep: TimeStep) -> tuple[Node, Array]:
         """Returns the observations of the seats to move, and their legal actions ``[B, A]``."""
+        del rng_key
         state = jax.vmap(self.model.state_of)(timestep.observation)
         return self.node(params, state)
 
@@ -141,16 +143,33 @@ class AlphaZero(PlanningAgent):
     def search(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, *, noise: bool
     ) -> tuple[PlanOutput, Array]:
-        """Searches for the seats to move; the others wait."""
-        output, legal = super().search(rng_key, params, timestep, noise=noise)
-        moves, own = self.moves(timestep.observation), action_mask(timestep.observation)
+        """Searches where the seat moves, and nowhere else."""
+        root, legal = self.root(rng_key, params, timestep)
+        moves = jax.vmap(self.model.turn)(root.state) == 0
+        own = action_mask(timestep.observation)
         waits = distributions.categorical(jnp.zeros(legal.shape), own)
-        legal = jnp.where(moves[:, None], legal, waits.legal())
-        return PlanOutput(
-            jnp.where(moves, output.action, waits.mode()),
-            jnp.where(moves[:, None], output.policy, waits.probs()),
-            jnp.where(moves, output.value, -output.value),
-        ), legal
+        waiting = PlanOutput(waits.mode(), waits.probs(), -root.value)
+        legal_now = jnp.where(moves[:, None], legal, waits.legal())
+        # Where both seats of each game are in the batch, half of its rows move.
+        size = len(moves)
+        half = -(-size // 2)
+        order = jnp.resize(jnp.argsort(~moves), (2 * half,))
+        keys = jax.random.split(rng_key, size)
+
+        def of_row(key: PRNGKey, root: Node, legal: Array) -> PlanOutput:
+            one = jax.tree.map(lambda x: x[None], (root, legal))
+            return jax.tree.map(lambda x: x[0], self.searched(key, params, *one, noise=noise))
+
+        def add(part: Array, found: PlanOutput) -> PlanOutput:
+            rows = jax.lax.dynamic_slice_in_dim(order, part * half, half)
+            new = jax.vmap(of_row)(
+                *jax.tree.map(lambda x: jnp.asarray(x)[rows], (keys, root, legal))
+            )
+            places = jnp.where(moves[rows], rows, size)  # the last one is none
+            return jax.tree.map(lambda x, y: x.at[places].set(y, mode="drop"), found, new)
+
+        parts = (moves.sum() + half - 1) // half
+        return jax.lax.fori_loop(0, parts, add, waiting), legal_now
 
     def moves(self, observation: PyTree) -> Array:
         """Returns whether it is the turn of the seats with observations ``[B, ...]``, ``[B]``."""

@@ -30,7 +30,7 @@ from rlstack.distributions import Joint, Normal
 from rlstack.exploration import initial_counts
 from rlstack.networks.actor_critic import policy_network
 from rlstack.networks.torsos import action_mask
-from rlstack.optimizers import Components, OptimizerConfig, component_optimizer, optimizer_step
+from rlstack.optimizers import Components, OptimizerConfig, component_optimizer
 from rlstack.stateful_params import training, weights_of, with_weights
 from rlstack.types import (
     AgentState,
@@ -173,12 +173,6 @@ class BC(Agent):
             "entropy": entropy,
             **{name: mean(x) for name, x in matches.items()},
         }
-
-    def apply_gradients(
-        self, params: Params, learner_state: BCLearnerState, grads: PyTree
-    ) -> tuple[Params, optax.OptState, Logs]:
-        """Takes one step of the optimizer."""
-        return optimizer_step(self._optimizer, params, learner_state.opt_state, grads)
 
     def update_learner_state(
         self, params: Params, learner_state: BCLearnerState, opt_state: optax.OptState

@@ -26,7 +26,7 @@ from rlstack.families.off_policy import (
 )
 from rlstack.math.n_step import n_step
 from rlstack.networks import deterministic_policy_and_critic
-from rlstack.optimizers import Components, component_optimizer, optimizer_step
+from rlstack.optimizers import Components, component_optimizer
 from rlstack.stateful_params import (
     evaluating,
     has_state,
@@ -134,12 +134,6 @@ class DDPG(DeterministicAgent):
         # An item that begins at the last step of an episode has no transition to learn from.
         td_errors = jnp.where(transition.valid[:, None], target[:, None] - taken, 0.0)
         return 0.5 * jnp.square(td_errors).sum(-1), jnp.abs(td_errors).mean(-1), taken
-
-    def apply_gradients(
-        self, params: DeterministicParams, learner_state: DDPGLearnerState, grads: PyTree
-    ) -> tuple[DeterministicParams, optax.OptState, Logs]:
-        """Takes one step of the optimizer."""
-        return optimizer_step(self._optimizer, params, learner_state.opt_state, grads)
 
     def update_learner_state(
         self,

@@ -38,7 +38,7 @@ from rlstack.math import constraints
 from rlstack.math.n_step import NStep, n_step
 from rlstack.networks import policy_and_critic
 from rlstack.networks.torsos import action_mask
-from rlstack.optimizers import Components, OptimizerConfig, component_optimizer, optimizer_step
+from rlstack.optimizers import Components, OptimizerConfig, component_optimizer
 from rlstack.stateful_params import moved_towards, training, weights_of, with_weights
 from rlstack.types import Array, Batch, LearnerOutput, Logs, Params, PRNGKey, PyTree, TimeStep
 
@@ -318,12 +318,6 @@ class MPO(SampledAgent):
         mean, raw = jnp.split(parameters, 2, axis=-1)
         std = jax.nn.softplus(raw) * (_INITIAL_STD / math.log(2.0)) + _LEAST_STD
         return distributions.Normal(mean, jnp.log(std))
-
-    def apply_gradients(
-        self, params: MPOParams, learner_state: MPOLearnerState, grads: PyTree
-    ) -> tuple[MPOParams, optax.OptState, Logs]:
-        """Takes one step of the optimizer."""
-        return optimizer_step(self._optimizer, params, learner_state.opt_state, grads)
 
     def update_learner_state(
         self, params: MPOParams, learner_state: MPOLearnerState, opt_state: optax.OptState

@@ -12,8 +12,14 @@ atoms (appendix F).
 After an episode's end the model goes on with random actions, a reward and a value of 0, and no
 policy. After a truncation nothing is known, so nothing is learned.
 
+Continuous actions are those of Sampled MuZero, Hubert et al. (2021),
+https://arxiv.org/abs/2104.06303: each node of a search has ``num_drawn`` actions of the policy, a
+Gaussian squashed by tanh. They have equal logits, because the policy drew them, and replay keeps
+those of the root with their improved probabilities, by which the policy learns them.
+
 Deviations: states are vectors, also of images. The priority is the error of the network's value at
-the first step instead of the search's, so that it follows learning.
+the first step instead of the search's, so that it follows learning. The first drawn action of
+greedy policies is the policy's mode.
 """
 
 from __future__ import annotations
@@ -26,6 +32,7 @@ import jax.numpy as jnp
 
 from rlstack import distributions
 from rlstack.agents.registry import register
+from rlstack.exploration import explores
 from rlstack.families.planning import Edge, Node, PlanningAgent, PlanningConfig
 from rlstack.math import returns
 from rlstack.math.value_distributions import ScaledAtoms, categorical_kl
@@ -43,11 +50,17 @@ class MuZeroConfig(PlanningConfig):
     max_value: float = 300.0
     """Largest absolute value and reward that the atoms represent; they are evenly spaced in h of
     it, h(x) = sign(x) (sqrt(|x| + 1) - 1) + 0.001 x. Larger ones count as this one."""
+    num_drawn: int = 20
+    """Actions that the policy draws in each node of a search, if they are continuous."""
+    entropy_cost: float = 0.005
+    """Weight of the entropy of the policy of continuous actions."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_at_least(1, "num_unroll")
-        self.require_finite("max_value")
+        self.require_at_least(2, "num_drawn")
+        self.require_at_least(0, "entropy_cost")
+        self.require_finite("max_value", "entropy_cost")
         self.require("max_value", self.max_value > 0, "positive")
 
 
@@ -57,6 +70,7 @@ class Targets(NamedTuple):
     reward: Array  # [K, B], of entry 1 and later
     value: Array  # [K + 1, B]
     policy: Array  # [K + 1, B, A]
+    drawn: Array | tuple[()]  # [K + 1, B, A, D], the continuous actions of the policy
     known: Array  # [K + 1, B] bool, whether reward and value are known
     acts: Array  # [K + 1, B] bool, whether there is an action, and so a policy
 
@@ -66,27 +80,53 @@ class MuZero(PlanningAgent):
     """The agent; construct it as `rlstack.agent.Agent` says, with a `LearnedModel`."""
 
     cfg: MuZeroConfig
+    draws_actions = True
     reads_first_state = True
 
-    def root(self, params: Params, timestep: TimeStep) -> tuple[Node, Array]:
+    def root(self, rng_key: PRNGKey, params: Params, timestep: TimeStep) -> tuple[Node, Array]:
         """Returns what the network predicts of ``[B, ...]`` steps, and the legal actions."""
-        node = self.node(params, self.network.represent(params, timestep.observation))
-        legal = distributions.categorical(node.logits, action_mask(timestep.observation)).legal()
-        return node, legal
+        state = self.network.represent(params, timestep.observation)
+        node = self.node(rng_key, params, state)
+        mask = action_mask(timestep.observation) if self._bounds is None else None
+        return node, distributions.categorical(node.logits, mask).legal()
 
     def expand(
         self, rng_key: PRNGKey, params: Params, state: Array, action: Array
     ) -> tuple[Edge, Node]:
-        """Takes actions ``[B]`` in latent states ``[B, D]``."""
-        del rng_key
+        """Takes actions, ``[B]`` or ``[B, D]``, in latent states ``[B, S]``."""
         after, reward = self.network.step(params, state, action)
-        discount = jnp.full(action.shape, self.cfg.discount, jnp.float32)
-        return Edge(self.atoms.mean(reward), discount), self.node(params, after)
+        discount = jnp.full(len(state), self.cfg.discount, jnp.float32)
+        return Edge(self.atoms.mean(reward), discount), self.node(rng_key, params, after)
 
-    def node(self, params: Params, state: Array) -> Node:
-        """Returns what the network predicts of latent states ``[B, D]``."""
+    def node(self, rng_key: PRNGKey, params: Params, state: Array) -> Node:
+        """Returns what the network predicts of latent states ``[B, S]``; draws their actions."""
         predicted = self.network.predict(params, state)
-        return Node(predicted.policy, self.atoms.mean(predicted.value), state)
+        value = self.atoms.mean(predicted.value)
+        if self._bounds is None:
+            return Node(predicted.policy, value, state)
+        drawn = self.drawn(rng_key, predicted.policy)
+        return Node(jnp.zeros(drawn.shape[:2]), value, state, drawn)
+
+    def drawn(self, rng_key: PRNGKey, parameters: Array) -> Array:
+        """Returns actions ``[B, K, D]`` in [-1, 1] of policies with these parameters ``[B, N]``.
+
+        In greedy policies all rows have the same noise, and none for their first action.
+        """
+        policy, searches = self.policy_of(parameters[:, None]), explores(self.policy)
+        rows = len(parameters) if searches else 1
+        shape = (rows, self.cfg.num_drawn, policy.mean.shape[-1])
+        noise = jax.random.normal(rng_key, shape)
+        if not searches:
+            noise = noise.at[:, 0].set(0.0)
+        return jnp.tanh(policy.mean + jnp.exp(policy.log_std) * noise)
+
+    def policy_of(self, parameters: Array) -> distributions.TanhNormal:
+        """Returns the policy of continuous actions in [-1, 1] with parameters ``[..., N]``."""
+        assert self._bounds is not None
+        unit = self._bounds.unit_spec()
+        found = distributions.from_parameters(unit, parameters, squash=True)
+        assert isinstance(found, distributions.TanhNormal)
+        return found
 
     def loss(
         self, rng_key: PRNGKey, params: Params, batch: Batch
@@ -94,8 +134,8 @@ class MuZero(PlanningAgent):
         """Returns the loss, (logs, priorities ``[B]``).
 
         The loss is the weighted mean over items of the KL divergences from targets to predictions:
-        those of the first step, plus the means over the ``num_unroll`` later ones. The logged parts
-        are without weights.
+        those of the first step, plus the means over the ``num_unroll`` later ones. Of continuous
+        actions, `policy_losses` are in their place. The logged parts are without weights.
         """
         targets, steps = self.targets(batch.trajectory), self.cfg.num_unroll
         actions = self.actions(rng_key, batch.trajectory, targets)
@@ -110,7 +150,7 @@ class MuZero(PlanningAgent):
         of_rewards = categorical_kl(self.atoms.probs(targets.reward, rewards), rewards)
         value_loss = added(of_values, targets.known, scale)
         reward_loss = added(of_rewards, targets.known[1:], scale[1:])
-        policy_loss = added(categorical_kl(targets.policy, policies), targets.acts, scale)
+        policy_loss = added(self.policy_losses(targets, policies), targets.acts, scale)
         losses = policy_loss + reward_loss + self.cfg.value_cost * value_loss
         loss = jnp.mean(batch.weights * losses)
         value = self.atoms.mean(values[0])
@@ -125,10 +165,22 @@ class MuZero(PlanningAgent):
         }
         return loss, (logs, jax.lax.stop_gradient(priorities))
 
+    def policy_losses(self, targets: Targets, policies: Array) -> Array:
+        """Returns the losses ``[K + 1, B]`` of policies with parameters ``[K + 1, B, N]``.
+
+        Of continuous actions the loss is the cross-entropy from the improved policy, which is that
+        of the drawn actions, minus the policy's entropy by its cost.
+        """
+        if self._bounds is None:
+            return categorical_kl(targets.policy, policies)
+        likelihoods = self.policy_of(policies[..., None, :]).log_prob(jnp.asarray(targets.drawn))
+        entropy = self.policy_of(policies).entropy()
+        return -(targets.policy * likelihoods).sum(axis=-1) - self.cfg.entropy_cost * entropy
+
     def unrolled(
         self, params: Params, observation: Any, actions: Array
     ) -> tuple[Array, Array, Array]:
-        """Follows actions ``[K, B]`` in the model from observations ``[B, ...]``.
+        """Follows actions ``[K, B, ...]`` in the model from observations ``[B, ...]``.
 
         Each step halves the gradient of the state before it (paper, appendix G).
 
@@ -177,15 +229,20 @@ class MuZero(PlanningAgent):
             jnp.where(absorbing, 0.0, now.reward)[1:],
             jnp.where(absorbing | ends, 0.0, value),
             stored.policy[: steps + 1],
+            jax.tree.map(lambda x: x[: steps + 1], stored.drawn),
             absorbing | ~(broken | absent),
             ~(broken | breaks | now.last()),
         )
 
     def actions(self, rng_key: PRNGKey, trajectory: Trajectory, targets: Targets) -> Array:
-        """Returns the actions to follow, ``[K, B]``; random ones where there is none."""
-        taken = trajectory.agent_output.action[: self.cfg.num_unroll]
-        drawn = jax.random.randint(rng_key, taken.shape, 0, targets.policy.shape[-1], taken.dtype)
-        return jnp.where(targets.acts[:-1], taken, drawn)
+        """Returns the actions to follow, ``[K, B, ...]``; random ones where there is none."""
+        taken, acts = trajectory.agent_output.action[: self.cfg.num_unroll], targets.acts[:-1]
+        if self._bounds is None:
+            number = targets.policy.shape[-1]
+            random = jax.random.randint(rng_key, taken.shape, 0, number, taken.dtype)
+            return jnp.where(acts, taken, random)
+        random = jax.random.uniform(rng_key, taken.shape, minval=-1.0, maxval=1.0)
+        return jnp.where(acts[..., None], self._bounds.to_unit(taken), random)
 
     @property
     def atoms(self) -> ScaledAtoms:

@@ -40,7 +40,7 @@ from rlstack.families.policy_gradient import masked_mean
 from rlstack.families.q_learning import preferences
 from rlstack.math import returns, shuffle
 from rlstack.networks import q_network_without_noise
-from rlstack.optimizers import OptimizerConfig, component_optimizer, optimizer_step
+from rlstack.optimizers import OptimizerConfig, component_optimizer
 from rlstack.optimizers.components import Components
 from rlstack.stateful_params import training, weights_of, with_weights
 from rlstack.types import (
@@ -165,10 +165,6 @@ class PQN(EpochAgent):
         """Returns counts of 0 and the core's initial state, ``[B, ...]``."""
         return PQNState(initial_counts(batch_size), self.network.initial_state(batch_size))
 
-    def reset_state(self, state: PQNState, first: Array) -> PQNState:
-        """Resets the core's state where ``first`` holds; exploration depends on the counts."""
-        return super().reset_state(state, first)._replace(counts=state.counts)
-
     def actor_step(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: PQNState
     ) -> tuple[PQNOutput, PQNState]:
@@ -278,12 +274,6 @@ class PQN(EpochAgent):
         else:
             steps = jax.tree.map(lambda x: x[None], batch.timestep), ()
         return params._replace(state=self.network.new_state(learned, *steps))
-
-    def apply_gradients(
-        self, params: Params, learner_state: PQNLearnerState, grads: PyTree
-    ) -> tuple[Params, optax.OptState, Logs]:
-        """Takes one step of the optimizer."""
-        return optimizer_step(self._optimizer, params, learner_state.opt_state, grads)
 
     def update_learner_state(
         self, params: Params, learner_state: PQNLearnerState, opt_state: optax.OptState

@@ -152,10 +152,6 @@ class R2D2(TargetNetworkAgent):
         """Returns counts of 0 and the core's initial state, ``[B, ...]``."""
         return R2D2State(initial_counts(batch_size), self.network.initial_state(batch_size))
 
-    def reset_state(self, state: R2D2State, first: Array) -> R2D2State:
-        """Resets the core's state where ``first`` holds; keeps the environment's counts and id."""
-        return super().reset_state(state, first)._replace(counts=state.counts)
-
     def actor_step(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: R2D2State
     ) -> tuple[R2D2Output, R2D2State]:

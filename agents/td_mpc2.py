@@ -17,12 +17,13 @@ the presets have it), once for each step, from batches of 256 items; it takes ra
 first five episodes, and at least 1,000 steps. For episodes of L steps its discount is
 (L - 5) / L, within [0.95, 0.995].
 
-Deviations: all critics have the mean value in planning and for the policy, where the authors draw
-two; orthogonal initial weights; no dropout in critics; the encoder has as many layers as the other
-parts, and one more; the policy's log standard deviations are clipped to SAC's range; no updates
-before the first planned action beyond those of replay's rate; one norm clips all gradients. The
-plan knows no end of an episode. Without exploration the action is the mean of the plan, and the
-random numbers of planning are always the same; the authors take one of the best sequences.
+Deviations: the two critics whose mean counts are drawn once for a plan, where the authors draw them
+in each iteration; orthogonal initial weights; no dropout in critics; the encoder has as many layers
+as the other parts, and one more; the policy's log standard deviations are clipped to SAC's range;
+no updates before the first planned action beyond those of replay's rate; one norm clips all
+gradients. The plan knows no end of an episode. Without exploration the action is the mean of the
+plan, and the random numbers of planning are always the same; the authors take one of the best
+sequences.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from rlstack.math.returns import symexp, symlog
 from rlstack.math.value_distributions import ScaledAtoms, categorical_kl
 from rlstack.networks import CriticInput, ensemble
 from rlstack.networks.control_model import latent_control
-from rlstack.optimizers import Components, OptimizerConfig, component_optimizer, optimizer_step
+from rlstack.optimizers import Components, OptimizerConfig, component_optimizer
 from rlstack.stateful_params import moved_towards
 from rlstack.types import (
     Array,
@@ -92,7 +93,8 @@ class TDMPC2Config(Checked):
     max_std: float = 2.0
     """Largest standard deviation, which planning begins with."""
     num_critics: int = 5
-    """Number of critics. Of two of them, drawn for each update, the smaller value is the target."""
+    """Number of critics. Two of them are drawn for each plan and each update, and for the targets,
+    which are the smaller value."""
     max_value: float = 22_025.0
     """Largest absolute value and reward that the atoms represent; they are evenly spaced in symlog
     of it, sign(x) log(1 + |x|). Larger ones count as this one."""
@@ -227,10 +229,6 @@ class TDMPC2(Agent):
         plan = jnp.zeros((batch_size, self.cfg.horizon, *self.action_spec.shape))
         return TDMPC2State(initial_counts(batch_size), plan)
 
-    def reset_state(self, state: TDMPC2State, first: Array) -> TDMPC2State:
-        """Resets the plans where ``first`` holds, and keeps the counts."""
-        return super().reset_state(state, first)._replace(counts=state.counts)
-
     def actor_step(
         self, rng_key: PRNGKey, params: TDMPC2Params, timestep: TimeStep, state: TDMPC2State
     ) -> tuple[TDMPC2Output, TDMPC2State]:
@@ -266,10 +264,18 @@ class TDMPC2(Agent):
         """
         states = self.network.represent(params.model, timestep.observation)
         if explores(self.policy):
-            keys = jax.random.split(rng_key, len(states))
+            critics_key, rows_key = jax.random.split(rng_key)
+            keys = jax.random.split(rows_key, len(states))
         else:
-            keys = jnp.broadcast_to(jax.random.PRNGKey(0), (len(states), 2))
+            critics_key = jax.random.PRNGKey(0)
+            keys = jnp.broadcast_to(critics_key, (len(states), 2))
+        params = params._replace(critics=self.two_of(critics_key, params.critics))
         return jax.vmap(self._plan_row, in_axes=(0, None, 0, 0))(keys, params, states, mean)
+
+    def two_of(self, rng_key: PRNGKey, critics: Params) -> Params:
+        """Returns two of the critics ``[N, ...]``, ``[2, ...]``."""
+        two = jax.random.permutation(rng_key, self.cfg.num_critics)[:2]
+        return jax.tree.map(lambda x: jnp.asarray(x)[two], critics)
 
     def _plan_row(self, rng_key: PRNGKey, params: TDMPC2Params, state: Array, mean: Array) -> Plan:
         """Plans from one state ``[D]``, beginning with the means ``[H, A]``."""
@@ -467,8 +473,7 @@ class TDMPC2(Agent):
         states = self.network.represent(params.model, rows)
         states = states.reshape((*after.reward.shape, -1))
         action = self.policy_of(params.policy, states).sample(keys[1])
-        two = jax.random.permutation(keys[0], self.cfg.num_critics)[:2]
-        critics = jax.tree.map(lambda x: x[two], target_critics)
+        critics = self.two_of(keys[0], target_critics)
         value = self.atoms.mean(self.values_of(critics, states, action)).min(-1)
         target = after.reward + after.discount * self.cfg.discount * value
         return jax.lax.stop_gradient((states, target))
@@ -500,15 +505,16 @@ class TDMPC2(Agent):
         in the first states, at least 1.
 
         Args:
-          rng_key: a key for the policy's actions.
+          rng_key: a key for the policy's actions and for two critics.
           params: the params; only the policy's get a gradient.
           value_range: what values are divided by, [].
           states: latent states, without gradient.
           acts: ``[H + 1, B]`` bool, the states that count.
         """
         horizon = self.cfg.horizon
-        action, log_prob = self.policy_of(params.policy, states).sample_and_log_prob(rng_key)
-        critics = jax.lax.stop_gradient(params.critics)
+        critics_key, action_key = jax.random.split(rng_key)
+        action, log_prob = self.policy_of(params.policy, states).sample_and_log_prob(action_key)
+        critics = jax.lax.stop_gradient(self.two_of(critics_key, params.critics))
         value = self.atoms.mean(self.values_of(critics, states, action)).mean(-1)  # [H + 1, B]
         scaled = value / jnp.maximum(value_range, 1.0) - self.cfg.entropy_cost * log_prob
         weights = self.cfg.step_decay ** jnp.arange(horizon + 1)[:, None] / (horizon + 1)
@@ -525,12 +531,6 @@ class TDMPC2(Agent):
     def atoms(self) -> ScaledAtoms:
         """The atoms of rewards and values."""
         return ScaledAtoms(symlog, symexp, self.cfg.max_value)
-
-    def apply_gradients(
-        self, params: TDMPC2Params, learner_state: TDMPC2LearnerState, grads: PyTree
-    ) -> tuple[TDMPC2Params, optax.OptState, Logs]:
-        """Takes one step of the optimizer."""
-        return optimizer_step(self._optimizer, params, learner_state.opt_state, grads)
 
     def update_learner_state(
         self, params: TDMPC2Params, learner_state: TDMPC2LearnerState, opt_state: optax.OptState

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rlstack.optimizers import optimizer_step
 from rlstack.stateful_params import has_state
 from rlstack.types import (
     ActionDistribution,
@@ -25,6 +26,7 @@ from rlstack.types import (
     AgentState,
     Array,
     Batch,
+    Counts,
     LearnerOutput,
     LearnerState,
     Logs,
@@ -99,6 +101,10 @@ class Agent(abc.ABC):
     # It counts only in the class that states it, because a subclass may have another loss.
     averages: bool = False
 
+    # The optimizer of all params, whose state is ``learner_state.opt_state``, for the default
+    # `apply_gradients`.
+    _optimizer: Any = None
+
     # Whether learning changes it; False for agents that follow a rule or act at random.
     learns: bool = True
 
@@ -136,15 +142,17 @@ class Agent(abc.ABC):
     def reset_state(self, state: AgentState, first: Array) -> AgentState:
         """Returns ``state`` with the initial state in the rows where ``first`` ([B] bool) holds.
 
-        Drivers call it before every ``actor_step``. Override it to keep something (a step counter)
-        from one episode to the next.
+        `Counts` stay as they are, because exploration goes on from one episode to the next. Drivers
+        call it before every ``actor_step``. Override it to keep something else.
         """
         fresh = self.initial_state(first.shape[0])
 
-        def choose(new: Array, old: Array) -> Array:
+        def choose(new: PyTree, old: PyTree) -> PyTree:
+            if isinstance(new, Counts):
+                return old
             return jnp.where(first.reshape(first.shape + (1,) * (old.ndim - 1)), new, old)
 
-        return jax.tree.map(choose, fresh, state)
+        return jax.tree.map(choose, fresh, state, is_leaf=lambda x: isinstance(x, Counts))
 
     @abc.abstractmethod
     def initial_learner_state(self, rng_key: PRNGKey, params: Params) -> LearnerState:
@@ -219,8 +227,10 @@ class Agent(abc.ABC):
     def apply_gradients(
         self, params: Params, learner_state: LearnerState, grads: PyTree
     ) -> tuple[Params, PyTree, Logs]:
-        """Returns new params, the new optimizer state, and logs."""
-        raise NotImplementedError(f"{type(self).__name__} defines no apply_gradients")
+        """Returns new params, the new optimizer state, and logs; by default after one step."""
+        if self._optimizer is None:
+            raise NotImplementedError(f"{type(self).__name__} defines no apply_gradients")
+        return optimizer_step(self._optimizer, params, learner_state.opt_state, grads)
 
     def update_learner_state(
         self, params: Params, learner_state: LearnerState, opt_state: PyTree

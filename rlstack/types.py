@@ -62,6 +62,14 @@ class TimeStep(NamedTuple):
         return self.step_type == StepType.LAST
 
 
+class Counts(NamedTuple):
+    """The progress of each environment of a batch, on which exploration may depend."""
+
+    env_steps: Array  # [B] int32, number of transitions
+    episodes: Array  # [B] int32, number of finished episodes
+    env_ids: Array | None = None  # [B] int32, environment ids; EpsilonLadder needs them
+
+
 class Transition(NamedTuple):
     """One acting step, as replay stores it."""
 

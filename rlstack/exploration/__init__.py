@@ -31,7 +31,6 @@ from rlstack.exploration.policies import (
 )
 from rlstack.exploration.schedules import (
     Constant,
-    Counts,
     DrawnByEpisode,
     EpsilonLadder,
     Exponential,
@@ -46,6 +45,7 @@ from rlstack.exploration.schedules import (
     with_run_counts,
 )
 from rlstack.imports.deferred import on_first_use
+from rlstack.types import Counts
 
 if TYPE_CHECKING:
     from rlstack.exploration.configured import make_policy

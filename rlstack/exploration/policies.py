@@ -23,12 +23,11 @@ from rlstack.distributions import (
 )
 from rlstack.exploration.schedules import (
     Constant,
-    Counts,
     RunCounts,
     Schedule,
     with_run_counts,
 )
-from rlstack.types import Array, PRNGKey, PyTree
+from rlstack.types import Array, Counts, PRNGKey, PyTree
 
 Policy = Callable[[PRNGKey, Distribution, Counts], PyTree]
 Bound = float | tuple[float, ...] | None

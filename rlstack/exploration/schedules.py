@@ -12,15 +12,7 @@ import numpy as np
 
 from rlstack.checks import Checked
 from rlstack.configs.exploration import Over, check_schedule
-from rlstack.types import Array, PyTree, TimeStep
-
-
-class Counts(NamedTuple):
-    """The progress of each environment of a batch."""
-
-    env_steps: Array  # [B] int32, number of transitions
-    episodes: Array  # [B] int32, number of finished episodes
-    env_ids: Array | None = None  # [B] int32, environment ids; EpsilonLadder needs them
+from rlstack.types import Array, Counts, PyTree, TimeStep
 
 
 class RunCounts(NamedTuple):

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from rlstack.checks import Checked, WrongKindError
 from rlstack.distributions import Distribution, TanhNormal
 from rlstack.exploration.policies import EpsilonGreedy, Policy
-from rlstack.exploration.schedules import Counts
-from rlstack.types import Array, PRNGKey
+from rlstack.types import Array, Counts, PRNGKey
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ from rlstack.math.n_step import NStep
 from rlstack.networks import PolicyAndCritic, policy_and_critic
 from rlstack.networks.actor_critic import policy_network
 from rlstack.networks.torsos import action_mask
-from rlstack.optimizers import Components, component_optimizer, optimizer_step
+from rlstack.optimizers import Components, component_optimizer
 from rlstack.stateful_params import moved_towards, training, weights_of, with_weights
 from rlstack.types import Array, Batch, LearnerOutput, Logs, Params, PRNGKey, PyTree, TimeStep
 
@@ -161,15 +161,6 @@ class AdvantageWeightedAgent(SampledAgent):
         log_prob = distribution.log_prob(self.unit_action(transition.action))
         # Not a product: the log likelihood at the end of an episode may be -inf.
         return -jnp.where(transition.valid, worth * log_prob, 0.0).mean()
-
-    def apply_gradients(
-        self,
-        params: AdvantageWeightedParams,
-        learner_state: AdvantageWeightedState,
-        grads: PyTree,
-    ) -> tuple[AdvantageWeightedParams, optax.OptState, Logs]:
-        """Takes one step of the optimizer."""
-        return optimizer_step(self._optimizer, params, learner_state.opt_state, grads)
 
     def update_learner_state(
         self,

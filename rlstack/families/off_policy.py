@@ -106,11 +106,6 @@ class PolicyAndCriticsAgent(Agent):
         """Returns the counts of steps and episodes of each environment, ``[B]``, which are 0."""
         return initial_counts(batch_size)
 
-    def reset_state(self, state: Counts, first: Array) -> Counts:
-        """Keeps the counts from one episode to the next, because exploration depends on them."""
-        del first
-        return state
-
     def update_network_state(self, params: Any, learner_state: Any, batch: Batch) -> Any:
         """Returns the params with the networks' states after a pass over the items' first steps."""
         if not has_state(self.network):

@@ -10,6 +10,10 @@ n-step returns bootstrap from the stored values.
 In training the search's own noise makes its action a draw from the improved policy, so the policy
 ``sample`` takes that action. Other policies, such as softmax with a temperature, draw from the
 improved policy. The greedy policy searches without noise, and needs no random numbers.
+
+Of continuous actions each node of a search has some, which the network's policy draws: Sampled
+MuZero, Hubert et al. (2021), https://arxiv.org/abs/2104.06303. The improved policy has a
+probability for each of them.
 """
 
 from __future__ import annotations
@@ -88,9 +92,10 @@ class PlanningConfig(Checked):
 class PlanOutput(NamedTuple):
     """The outputs of acting that learning uses."""
 
-    action: Array  # [B] int32
+    action: Array  # [B] int32, or [B, D] float32 within the spec's bounds
     policy: Array  # [B, A] float32, the probabilities of the improved policy
     value: Array  # [B] float32, the value of the root
+    drawn: Array | tuple[()] = ()  # [B, A, D] in [-1, 1], the continuous actions of the policy
 
 
 class Node(NamedTuple):
@@ -99,6 +104,7 @@ class Node(NamedTuple):
     logits: Array  # [B, A] of the policy
     value: Array  # [B]
     state: PyTree  # [B, ...], from which the model goes on
+    drawn: Array | tuple[()] = ()  # [B, A, D] in [-1, 1], the continuous actions of the logits
 
 
 class Edge(NamedTuple):
@@ -116,12 +122,14 @@ class PlanningAgent(TargetNetworkAgent):
     """
 
     cfg: PlanningConfig
+    draws_actions = False  # whether its nodes can have drawn actions, of a continuous spec
 
     def __init__(self, cfg: PlanningConfig, *args: Any, **kwargs: Any) -> None:
         """Checks what the search needs.
 
         Raises:
-          ActionKindError: the action is not one discrete choice.
+          ActionKindError: the action is not one discrete choice, nor a continuous action with
+            finite bounds if the agent draws actions.
           ValueError: mctx is not installed.
         """
         name = type(self).__name__
@@ -131,14 +139,20 @@ class PlanningAgent(TargetNetworkAgent):
                 "pip install 'rlstack[planning]'."
             )
         super().__init__(cfg, *args, **kwargs)
-        if not isinstance(self.action_spec, specs.DiscreteArray):
+        self._bounds: distributions.Bounds | None = None
+        if isinstance(self.action_spec, specs.DiscreteArray):
+            return
+        if not self.draws_actions:
             raise ActionKindError(
                 f"{name}: the action must be one discrete choice; got {self.action_spec}. Use an "
                 "agent without a search, such as sac, for other actions."
             )
+        self._bounds = distributions.bounds_of(
+            self.action_spec, f"{name}, if it is not one discrete choice"
+        )
 
     @abc.abstractmethod
-    def root(self, params: Params, timestep: TimeStep) -> tuple[Node, Array]:
+    def root(self, rng_key: PRNGKey, params: Params, timestep: TimeStep) -> tuple[Node, Array]:
         """Returns where the searches of ``[B, ...]`` steps begin, and the legal actions ``[B, A]``.
 
         Values and rewards are those of whose turn it is.
@@ -148,7 +162,7 @@ class PlanningAgent(TargetNetworkAgent):
     def expand(
         self, rng_key: PRNGKey, params: Params, state: PyTree, action: Array
     ) -> tuple[Edge, Node]:
-        """Takes actions ``[B]`` in the states of the model, ``[B, ...]``."""
+        """Takes actions, ``[B]`` or drawn ones ``[B, D]``, in states of the model ``[B, ...]``."""
 
     @abc.abstractmethod
     def loss(
@@ -160,11 +174,6 @@ class PlanningAgent(TargetNetworkAgent):
         """Returns the counts of steps and episodes of each environment, ``[B]``, which are 0."""
         return initial_counts(batch_size)
 
-    def reset_state(self, state: Counts, first: Array) -> Counts:
-        """Keeps the counts from one episode to the next, because exploration depends on them."""
-        del first
-        return state
-
     def actor_step(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: Counts
     ) -> tuple[PlanOutput, Counts]:
@@ -174,14 +183,32 @@ class PlanningAgent(TargetNetworkAgent):
         if not isinstance(self.policy, Sample):
             action = self.policy(policy_key, self.improved(output, legal), state)
             output = output._replace(action=action)
+        if self._bounds is not None:
+            chosen = _chosen(output.drawn, output.action)
+            output = output._replace(action=self._bounds.from_unit(chosen))
         return output, next_counts(state, timestep)
 
     def action_distribution(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: Counts
-    ) -> distributions.Categorical:
-        """Returns the improved policy; its mode is the search's action if the policy is greedy."""
+    ) -> distributions.Distribution:
+        """Returns the improved policy; its mode is the search's action if the policy is greedy.
+
+        Of continuous actions it is a Gaussian with the deviations of the improved policy, around
+        its mean or, if the policy is greedy, around the search's action.
+        """
         del state
-        return self.improved(*self.search(rng_key, params, timestep, noise=explores(self.policy)))
+        noise = explores(self.policy)
+        output, legal = self.search(rng_key, params, timestep, noise=noise)
+        if self._bounds is None:
+            return self.improved(output, legal)
+        drawn, weights = jnp.asarray(output.drawn), output.policy[..., None]
+        mean = (weights * drawn).sum(axis=1)
+        spread = jnp.sqrt((weights * jnp.square(drawn - mean[:, None])).sum(axis=1))
+        half = 0.5 * (self._bounds.maximum - self._bounds.minimum)
+        centre = mean if noise else _chosen(drawn, output.action)
+        return distributions.Normal(
+            self._bounds.from_unit(centre), jnp.log(half * jnp.maximum(spread, 1e-3))
+        )
 
     def improved(self, output: PlanOutput, legal: Array) -> distributions.Categorical:
         """Returns the improved policy of a search over the legal actions ``[B, A]``."""
@@ -199,29 +226,39 @@ class PlanningAgent(TargetNetworkAgent):
         """Searches from steps ``[B, ...]``; without noise the key is not used.
 
         Returns:
-          The results, and the legal actions ``[B, A]``.
+          The results, with the numbers of actions ``[B]``, and the legal actions ``[B, A]``.
+        """
+        root_key, search_key = jax.random.split(rng_key if noise else _fixed_key())
+        root, legal = self.root(root_key, params, timestep)
+        return self.searched(search_key, params, root, legal, noise=noise), legal
+
+    def searched(
+        self, rng_key: PRNGKey, params: Params, root: Node, legal: Array, *, noise: bool
+    ) -> PlanOutput:
+        """Searches from roots ``[B, ...]``, whose legal actions are ``[B, A]``.
+
+        Without noise the key is not used. The action of the results is a number, ``[B]``.
         """
         import mctx
 
         cfg = self.cfg
-        # The greedy policy is the same function of the observation at any time.
-        key = rng_key if noise else jax.random.PRNGKey(0)
-        root, legal = self.root(params, timestep)
 
-        def recurrent(params: Params, key: PRNGKey, action: Array, state: PyTree) -> Any:
-            edge, node = self.expand(key, params, state, action)
+        def recurrent(params: Params, key: PRNGKey, action: Array, node: Any) -> Any:
+            state, drawn = node
+            edge, after = self.expand(key, params, state, _chosen(drawn, action))
             output = mctx.RecurrentFnOutput(
                 reward=edge.reward,
                 discount=edge.discount,
-                prior_logits=node.logits,
-                value=node.value,
+                prior_logits=after.logits,
+                value=after.value,
             )
-            return output, node.state
+            return output, (after.state, after.drawn)
 
+        start = root.state, root.drawn
         found = mctx.gumbel_muzero_policy(
             params,
-            key,
-            mctx.RootFnOutput(prior_logits=root.logits, value=root.value, embedding=root.state),
+            rng_key if noise else _fixed_key(),
+            mctx.RootFnOutput(prior_logits=root.logits, value=root.value, embedding=start),
             recurrent,
             cfg.num_simulations,
             ~legal,
@@ -234,7 +271,7 @@ class PlanningAgent(TargetNetworkAgent):
             gumbel_scale=1.0 if noise else 0.0,
         )
         value = found.search_tree.summary().value
-        return PlanOutput(found.action, found.action_weights, value), legal
+        return PlanOutput(found.action, found.action_weights, value, root.drawn)
 
     def reanalysed(self, rng_key: PRNGKey, params: Params, trajectory: Trajectory) -> Trajectory:
         """Returns a trajectory whose first items have policies and values of a new search.
@@ -258,11 +295,8 @@ class PlanningAgent(TargetNetworkAgent):
             found = new.reshape((len(old), number, *new.shape[1:]))
             return jnp.concatenate([found, old[:, number:]], axis=1)
 
-        return trajectory._replace(
-            agent_output=stored._replace(
-                policy=replaced(new.policy, stored.policy), value=replaced(new.value, stored.value)
-            )
-        )
+        found = jax.tree.map(replaced, tuple(new[1:]), tuple(stored[1:]))
+        return trajectory._replace(agent_output=PlanOutput(stored.action, *found))
 
     def compute_gradients(
         self, params: Params, learner_state: TargetLearnerState, batch: Batch
@@ -284,3 +318,13 @@ class PlanningAgent(TargetNetworkAgent):
         """Also replaces the key."""
         moved = super().update_learner_state(params, learner_state, opt_state)
         return moved._replace(rng_key=jax.random.split(learner_state.rng_key, 3)[0])
+
+
+def _chosen(drawn: Array | tuple[()], number: Array) -> Array:
+    """Returns the actions with these numbers ``[B]``: ``[B, D]`` of drawn ones, or the numbers."""
+    return number if isinstance(drawn, tuple) else drawn[jnp.arange(len(number)), number]
+
+
+def _fixed_key() -> PRNGKey:
+    """Returns the key of greedy policies, which are the same functions of a step at any time."""
+    return jax.random.PRNGKey(0)

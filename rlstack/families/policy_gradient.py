@@ -33,7 +33,7 @@ from rlstack.checks import Checked
 from rlstack.exploration import initial_counts
 from rlstack.networks import ActorCriticOutput
 from rlstack.networks.torsos import action_mask
-from rlstack.optimizers import Components, OptimizerConfig, component_optimizer, optimizer_step
+from rlstack.optimizers import Components, OptimizerConfig, component_optimizer
 from rlstack.stateful_params import training, weights_of, with_weights
 from rlstack.types import (
     AgentState,
@@ -218,12 +218,6 @@ class PolicyGradientAgent(Agent):
         """Returns the steps that `loss` runs the network on, and the state before them."""
         trajectory = batch.trajectory
         return trajectory.timestep, jax.tree.map(lambda x: x[0], trajectory.agent_state)
-
-    def apply_gradients(
-        self, params: Params, learner_state: PolicyGradientState, grads: PyTree
-    ) -> tuple[Params, optax.OptState, Logs]:
-        """Takes one step of the optimizer."""
-        return optimizer_step(self._optimizer, params, learner_state.opt_state, grads)
 
     def update_learner_state(
         self, params: Params, learner_state: PolicyGradientState, opt_state: optax.OptState

@@ -39,7 +39,7 @@ from rlstack.exploration import (
 )
 from rlstack.math.n_step import NStep
 from rlstack.networks.torsos import action_mask
-from rlstack.optimizers import OptimizerConfig, component_optimizer, optimizer_step
+from rlstack.optimizers import OptimizerConfig, component_optimizer
 from rlstack.stateful_params import moved_towards, training, weights_of, with_weights
 from rlstack.types import Array, Batch, LearnerOutput, Logs, Params, PRNGKey, PyTree, TimeStep
 
@@ -124,12 +124,6 @@ class TargetNetworkAgent(Agent):
             self._optimizer.init(params), params, jnp.zeros((), jnp.int32), rng_key
         )
 
-    def apply_gradients(
-        self, params: Params, learner_state: TargetLearnerState, grads: PyTree
-    ) -> tuple[Params, optax.OptState, Logs]:
-        """Takes one step of the optimizer."""
-        return optimizer_step(self._optimizer, params, learner_state.opt_state, grads)
-
     def update_learner_state(
         self, params: Params, learner_state: TargetLearnerState, opt_state: optax.OptState
     ) -> TargetLearnerState:
@@ -183,11 +177,6 @@ class QLearning(TargetNetworkAgent):
     def initial_state(self, batch_size: int) -> Counts:
         """Returns the counts of steps and episodes of each environment, ``[B]``, which are 0."""
         return initial_counts(batch_size)
-
-    def reset_state(self, state: Counts, first: Array) -> Counts:
-        """Keeps the counts from one episode to the next, because exploration depends on them."""
-        del first
-        return state
 
     def action_distribution(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: Counts

@@ -5,7 +5,6 @@ Its parts are those of TD-MPC2, Hansen et al. (2024), arXiv:2310.16828, section 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from rlstack.configs.network import DENSE_TORSOS, NetworkConfig
+from rlstack.configs.network import NetworkConfig
 from rlstack.networks.base import dummy_timestep
 from rlstack.networks.configured import features_of, head_of, torso_of
+from rlstack.networks.latent_model import dense_like
 from rlstack.networks.policy_and_critic import PolicyAndCritic, policy_and_distributional_critic
 from rlstack.networks.precision import in_precision
 from rlstack.types import Array, Params, PRNGKey, PyTree
@@ -57,13 +57,9 @@ def latent_control(
         a size of states that is not a multiple of 8.
     """
     cfg = cfg or NetworkConfig(hidden_sizes=(256, 256), activation="mish", norm="layer")
-    unused = ["core", "shared", "critic", "critic_observation", "critic_input", "duelling"]
-    unused += ["noisy_sigma", "num_cosines", "policy_log_std", "dropout", "spectral_norm"]
-    cfg.require_unused("a model for control", *unused, "entities")
-    cfg.require("norm", not cfg.has_statistics, "none, layer or rms for a model for control")
     size = cfg.hidden_sizes[-1]
     cfg.require("hidden_sizes", size % GROUP == 0, f"multiples of {GROUP} in the last place")
-    dense = cfg if cfg.torso in DENSE_TORSOS else dataclasses.replace(cfg, torso="mlp")
+    dense = dense_like(cfg, "a model for control")
     precise = functools.partial(in_precision, cfg.dtype)
 
     def latent(features: jax.Array, name: str) -> jax.Array:

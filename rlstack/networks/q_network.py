@@ -15,6 +15,7 @@ from rlstack.checks import WrongKindError
 from rlstack.configs.network import NetworkConfig
 from rlstack.networks.base import Network
 from rlstack.networks.configured import features_of, feed_forward_of, head_of, recurrent_of
+from rlstack.networks.layers.dense import activation_of
 from rlstack.networks.layers.linear import linear
 from rlstack.networks.torsos import Reader
 from rlstack.types import Array, PyTree
@@ -124,7 +125,7 @@ def implicit_q_network(
             f"implicit_q_network: the network must be feed-forward; got core={cfg.core!r}. "
             "Use --network.core none."
         )
-    size, activation = cfg.hidden_sizes[-1], getattr(jax.nn, cfg.activation)
+    size, activation = cfg.hidden_sizes[-1], activation_of(cfg.activation)
     gain = hk.initializers.Orthogonal(np.sqrt(2))
 
     def forward(inputs: AtFractions, is_training: bool) -> jax.Array:

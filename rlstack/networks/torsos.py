@@ -15,9 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from rlstack.configs.network import ImageAxes, NetworkConfig
+from rlstack.configs.network import Activation, ImageAxes, NetworkConfig
 from rlstack.networks.layers.convolution import Conv2D
-from rlstack.networks.layers.dense import PLAIN, Block, dense, normalised, residual_block
+from rlstack.networks.layers.dense import (
+    PLAIN,
+    Block,
+    activation_of,
+    dense,
+    normalised,
+    residual_block,
+)
 from rlstack.networks.layers.linear import Linear, linear
 from rlstack.specs.masks import ACTION_MASK
 from rlstack.types import PyTree
@@ -213,7 +220,7 @@ class MLPTorso(hk.Module):
     def __init__(
         self,
         sizes: Sequence[int],
-        activation: str = "tanh",
+        activation: Activation = "tanh",
         noise: float = 0.0,
         name: str | None = None,
         *,
@@ -223,7 +230,7 @@ class MLPTorso(hk.Module):
         super().__init__(name=name)
         self._sizes, self._is_training = tuple(sizes), is_training
         self._block = block._replace(noise=noise)
-        self._activation = getattr(jax.nn, activation)
+        self._activation = activation_of(activation)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps ``[B, ...]`` to ``[B, sizes[-1]]``."""
@@ -242,7 +249,7 @@ class ResidualTorso(hk.Module):
     def __init__(
         self,
         sizes: Sequence[int],
-        activation: str = "relu",
+        activation: Activation = "relu",
         name: str | None = None,
         *,
         block: Block = PLAIN,
@@ -250,7 +257,7 @@ class ResidualTorso(hk.Module):
     ) -> None:
         super().__init__(name=name)
         self._sizes, self._block, self._is_training = tuple(sizes), block, is_training
-        self._activation = getattr(jax.nn, activation)
+        self._activation = activation_of(activation)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps ``[B, ...]`` to ``[B, sizes[0]]``; all sizes are equal."""

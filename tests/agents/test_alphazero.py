@@ -14,6 +14,7 @@ import pytest
 import rlstack
 from rlstack.agents.alphazero import AlphaZero, AlphaZeroConfig
 from rlstack.checks import WrongKindError
+from rlstack.envs.seats.connect_four import ConnectFour
 from rlstack.exploration import Greedy, Sample
 from rlstack.families.planning import PlanOutput
 from rlstack.jax_envs.board_games import TicTacToe
@@ -22,7 +23,20 @@ from rlstack.networks import ActorCriticOutput, Network, NetworkConfig, actor_cr
 from rlstack.programs.config.presets import preset
 from rlstack.programs.run import train
 from rlstack.types import Batch, TimeStep, Transition
-from tests.agent_cases import FAST, FIRST, LAST, MASKED, MID, ONE_OF_4, SMALL, Setting
+from tests.agent_cases import (
+    FAST,
+    FIRST,
+    LAST,
+    MASKED,
+    MID,
+    ONE_OF_4,
+    SMALL,
+    Setting,
+    assert_close,
+    quick_jit,
+)
+from tests.fused.test_fused_run import saved
+from tests.programs import running
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mctx") is None, reason="needs mctx")
 
@@ -114,50 +128,62 @@ def steps(observation):
     return TimeStep(np.full(size, MID, np.int32), 0 * ones, ones, observation)
 
 
-def acted(agent, board, mover):
-    timestep = steps(observed(board, mover))
-    state = agent.initial_state(2)
-    return agent.actor_step(jax.random.PRNGKey(0), {"value": 0.0}, timestep, state)[0]
+@functools.cache
+def acting(policy=Greedy, **changes):
+    """A compiled `actor_step`."""
+    agent = make(policy, **changes)
+    act = quick_jit(agent.actor_step)
+
+    def acted(observation, value=0.0, seed=0):
+        state = agent.initial_state(len(observation["turn"]))
+        key, params = jax.random.PRNGKey(seed), {"value": value}
+        return act(key, params, steps(observation), state)[0]
+
+    return acted
 
 
 @pytest.mark.parametrize("mover", [0, 1])
 def test_the_search_wins_at_once(mover):
     board = "XX. OO. ..." if mover == 0 else "XX. OO. X.."
-    output = acted(make(num_simulations=64), board, mover)
+    output = acting()(observed(board, mover))
     assert int(output.action[mover]) == (2 if mover == 0 else 5)
     assert int(output.action[1 - mover]) == 9  # to wait
     np.testing.assert_array_equal(output.policy[1 - mover], [0] * 9 + [1])
     # The mean over all simulations, also of moves that do not win: these are draws at first.
     assert float(output.value[mover]) > 0.1
-    assert float(output.value[1 - mover]) == -float(output.value[mover])
+    assert float(output.value[1 - mover]) == 0.0  # without a search, what the network says
 
 
 def test_the_search_prevents_the_win_of_the_other_seat():
-    output = acted(make(), "XX. .O. ...", 1)
+    output = acting()(observed("XX. .O. ...", 1))
     assert int(output.action[1]) == 2
 
 
 def test_values_change_their_sign_with_the_turn():
     # One simulation from a board where every move leads to a draw in the network's eyes: the value
     # of the next seat, the sum of its stones, counts against the one that moves.
-    agent = make(num_simulations=1)
-    timestep = steps(observed("XO. ... ...", 0))
-    output, _ = agent.search(jax.random.PRNGKey(0), {"value": 0.25}, timestep, noise=False)
+    act = acting(num_simulations=1)
+    output = act(observed("XO. ... ...", 0), 0.25)
     # Root: 0.25 * 1. After the move of X, O sees one stone of its own: -0.25. Mean: 0.
-    np.testing.assert_allclose(output.value, [0.0, 0.0], atol=1e-6)
-    timestep = steps(observed("XO. .X. ...", 1))
-    output, _ = agent.search(jax.random.PRNGKey(0), {"value": 0.25}, timestep, noise=False)
-    # O has one stone, then X sees two: (0.25 - 0.5) / 2, and the opposite for X.
-    np.testing.assert_allclose(output.value, [0.125, -0.125], atol=1e-6)
+    # The seat that waits has the opposite of the network's value for X, without a search.
+    np.testing.assert_allclose(output.value, [0.0, -0.25], atol=1e-6)
+    output = act(observed("XO. .X. ...", 1), 0.25)
+    # X waits: the opposite of O's one stone. After O's move X sees two of its own: the mean of
+    # 0.25 and -0.5.
+    np.testing.assert_allclose(output.value, [-0.25, -0.125], atol=1e-6)
 
 
 def test_the_end_of_a_game_has_no_value_beyond_its_reward():
     agent = make(num_simulations=1)
-    node, legal = agent.node({"value": 9.0}, stacked("XX. OO. ...", 0))
-    edge, _ = agent.expand(jax.random.PRNGKey(0), {"value": 9.0}, node.state, np.array([2]))
-    assert (float(edge.reward[0]), float(edge.discount[0])) == (1.0, 0.0)
-    edge, _ = agent.expand(jax.random.PRNGKey(0), {"value": 9.0}, node.state, np.array([8]))
-    assert (float(edge.reward[0]), float(edge.discount[0])) == (0.0, -1.0)
+
+    @quick_jit
+    def after(state, action):
+        node, legal = agent.node({"value": 9.0}, state)
+        return agent.expand(jax.random.PRNGKey(0), {"value": 9.0}, node.state, action)[0], legal
+
+    for action, wanted in ((2, (1.0, 0.0)), (8, (0.0, -1.0))):
+        edge, legal = after(stacked("XX. OO. ...", 0), np.array([action]))
+        assert (float(edge.reward[0]), float(edge.discount[0])) == wanted
     np.testing.assert_array_equal(legal[0], [0, 0, 1, 0, 0, 1, 1, 1, 1, 0])
 
 
@@ -194,7 +220,8 @@ def test_the_loss_is_that_of_numpy():
     kinds = [[MID] * 4, [MID, MID, LAST, FIRST], [LAST, FIRST, MID, MID], [FIRST, LAST, FIRST, MID]]
     batch = batch_of(kinds * 8, np.random.default_rng(1))
     agent = make(discount=0.5, n_step=2, value_cost=0.25)
-    loss, (logs, priorities) = agent.loss(jax.random.PRNGKey(0), {"value": jnp.float32(0.3)}, batch)
+    arguments = jax.random.PRNGKey(0), {"value": jnp.float32(0.3)}, batch
+    loss, (logs, priorities) = quick_jit(agent.loss)(*arguments)
     timestep, stored = batch.trajectory.timestep, batch.trajectory.agent_output
     total, learned = 0.0, 0
     for i, kind in enumerate(kinds * 8):
@@ -312,10 +339,137 @@ def test_games_against_random_moves_can_be_lost():
 
 
 def test_noise_makes_games_differ():
-    agent = make(Sample, num_simulations=16)
     seen = jax.tree.map(lambda *x: np.concatenate(x), *[observed("." * 9, 0)] * 64)
-    output, _ = agent.actor_step(
-        jax.random.PRNGKey(0), {"value": 0.0}, steps(seen), agent.initial_state(128)
-    )
+    output = acting(Sample, num_simulations=16)(seen)
     assert len(set(np.asarray(output.action)[::2].tolist())) > 3
     assert (np.asarray(output.action)[1::2] == 9).all()
+
+
+def test_any_rows_of_a_batch_may_move():
+    """The search goes over half of the rows at a time; in a batch without moves there is none."""
+    act, board = acting(Sample, num_simulations=16), "XX. OO. ..."
+    pair = observed(board, 0)
+    for moving in (0, 1, 64, 65, 128):
+        chosen = np.random.default_rng(moving).permutation(128) >= moving
+        rows = jax.tree.map(lambda x, chosen=chosen: x[chosen.astype(int)], pair)
+        output = act(rows, 0.1, moving)
+        waits, actions = np.asarray(output.action) == 9, np.asarray(output.action)
+        np.testing.assert_array_equal(waits, chosen)
+        # The network says 0.1 for each stone of X, who moves. The rows that wait have minus that,
+        # and the search finds that X wins.
+        np.testing.assert_allclose(output.value[chosen], -0.2, atol=1e-6)
+        if moving > 1:
+            assert np.asarray(output.value)[~chosen].mean() > 0.2
+            assert (actions[~chosen] == 2).mean() > 0.5
+        np.testing.assert_allclose(output.policy.sum(axis=1), 1, rtol=1e-5)
+
+
+def test_a_row_does_not_depend_on_which_others_move():
+    act, rng = acting(Sample, num_simulations=16), np.random.default_rng(0)
+    pair = observed("X.. .O. ...", 0)
+    found = []
+    for _ in range(2):
+        chosen = rng.permutation(128) % 2
+        chosen[:10] = 0
+        output = act(jax.tree.map(lambda x, chosen=chosen: x[chosen], pair), 0.1)
+        found.append(jax.tree.map(lambda x: np.asarray(x)[:10], output))
+    assert_close(*found)
+
+
+FOURS = [
+    [(row + i * down, column + i * right) for i in range(4)]
+    for down, right in ((0, 1), (1, 0), (1, 1), (1, -1))
+    for row in range(6)
+    for column in range(7)
+    if row + 3 * down < 6 and 0 <= column + 3 * right < 7
+]
+
+
+def wins_at(stones, board, column):
+    """Whether one more stone in a column of ``board`` [6, 7, 2] makes a row of four."""
+    new = int(board[:, column].sum()), column
+    fours = [four for four in FOURS if new in four]
+    return any(all(cell == new or stones[cell] for cell in four) for four in fours)
+
+
+def at_random(rng, seen):
+    return rng.choice(np.flatnonzero(seen["action_mask"]))
+
+
+def one_ply(rng, seen):
+    """Wins at once where it can."""
+    legal, board = np.flatnonzero(seen["action_mask"]), seen["board"]
+    winning = [x for x in legal if x < 7 and wins_at(board[..., 0], board, x)]
+    return rng.choice(winning or legal)
+
+
+def two_ply(rng, seen):
+    """Wins at once where it can, and else prevents that the other seat does."""
+    legal, board = np.flatnonzero(seen["action_mask"]), seen["board"]
+    for seat in (0, 1):
+        found = [x for x in legal if x < 7 and wins_at(board[..., seat], board, x)]
+        if found:
+            return rng.choice(found)
+    return rng.choice(legal)
+
+
+def results_in_connect_four(player, act, games, seed=1):
+    """Results of the policy, 1, 0 or -1, of games in which each side begins half of the time."""
+    rng, seats, results = np.random.default_rng(seed), np.arange(games) % 2, np.zeros(games)
+    played = [ConnectFour() for _ in range(games)]
+    seen, live = [game.reset() for game in played], set(range(games))
+    while live:
+        rows = [seen[i][seats[i]] for i in range(games)]
+        moves = np.asarray(act(jax.tree.map(lambda *x: np.stack(x), *rows)))
+        for i in sorted(live):
+            actions = [moves[i], player(rng, seen[i][1 - seats[i]])]
+            step = played[i].step(actions if seats[i] == 0 else actions[::-1])
+            seen[i] = step.observations
+            if step.last:
+                results[i] = step.rewards[seats[i]]
+                live.remove(i)
+    return results
+
+
+def test_players_of_connect_four_see_rows_of_four():
+    def act(seen):
+        rng = np.random.default_rng(0)
+        rows = [{name: x[i] for name, x in seen.items()} for i in range(len(seen["turn"]))]
+        return [one_ply(rng, row) for row in rows]
+
+    assert results_in_connect_four(at_random, act, 40).mean() > 0.3
+    assert results_in_connect_four(two_ply, act, 40).mean() < -0.3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_it_beats_simple_players_of_connect_four(tmp_path):
+    train.run(preset("connect-four-alphazero"), tmp_path / "run", stream=io.StringIO())
+    policy = rlstack.load(tmp_path / "run")
+
+    def act(seen):
+        policy.reset()
+        return policy.act(seen)
+
+    for player, least in ((at_random, 0.95), (one_ply, 0.8), (two_ply, 0.8)):
+        assert (results_in_connect_four(player, act, 200) == 1).mean() >= least, player.__name__
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+def test_a_resumed_fused_run_equals_an_uninterrupted_one(tmp_path):
+    experiment = preset("tictactoe-alphazero")
+    experiment = dataclasses.replace(
+        experiment,
+        agent=dataclasses.replace(experiment.agent, num_simulations=4),
+        network=SMALL,
+        checkpoint_replay=True,
+    )
+    replay = {"batch_size": 16, "min_size": 40, "samples_per_insert": 4.0}
+    for name, frames in (("half", 240), ("whole", 480)):
+        tiny = running.small(experiment, "fused", frames, env={"num_envs": 8}, replay=replay)
+        assert running.run(tiny, tmp_path / name).learner_steps > 5
+    train.resume(tmp_path / "half", frames=480, stream=io.StringIO())
+    found, wanted = saved(tmp_path / "half"), saved(tmp_path / "whole")
+    assert any("acting" in name for name in found)
+    assert found == wanted  # with the digests of all arrays

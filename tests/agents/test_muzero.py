@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from rlstack.agents.muzero import MuZero, MuZeroConfig
+from rlstack.agents.muzero import MuZero, MuZeroConfig, Targets
 from rlstack.checks import ActionKindError
 from rlstack.configs.acting import EvaluatorConfig
-from rlstack.exploration import EpsilonGreedy, Greedy, Sample
+from rlstack.exploration import EpsilonGreedy, Greedy, Sample, Softmax
 from rlstack.families.planning import PlanOutput
+from rlstack.families.q_learning import TargetLearnerState
 from rlstack.networks import LearnedModel, NetworkConfig, learned_model
 from rlstack.networks.latent_model import Predictions
 from rlstack.programs.config.presets import preset
@@ -29,17 +30,22 @@ from tests.agent_cases import (
     MASKED,
     MID,
     ONE_OF_4,
-    REAL,
+    SEVERAL,
+    UNEVEN,
     VECTOR,
-    Case,
     Setting,
     assert_close,
     case,
     quick_jit,
     random_timesteps,
 )
+from tests.agents.linear_control import make_batch as make_control_batch
+from tests.agents.linear_control import unit
+from tests.programs import running
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mctx") is None, reason="needs mctx")
+
+_LATER = [pytest.mark.slow, pytest.mark.chosen]
 
 CFG = MuZeroConfig(
     discount=0.9, num_unroll=3, n_step=2, num_simulations=6, max_value=10.0, optimizer=FAST
@@ -50,6 +56,7 @@ SETTINGS = {
     "muzero-masked": Setting(
         dataclasses.replace(CFG, reanalyse_share=0.5), MASKED, ONE_OF_4, SMALL
     ),
+    "muzero-continuous": Setting(dataclasses.replace(CFG, num_drawn=5), VECTOR, UNEVEN, SMALL),
 }
 if importlib.util.find_spec("mctx") is None:
     SETTINGS = {}
@@ -192,7 +199,9 @@ def test_numbers_are_divided_between_two_atoms():
     agent = make(max_value=3.0)
     # h(3) = 2 - 1 + 0.003 = 1.003, so the 5 atoms are -1.003, -0.5015, 0, 0.5015, 1.003.
     # h(1) = sqrt(2) - 1 + 0.001 = 0.4152: 0.4152 / 0.5015 = 0.828 of the fourth atom.
-    probs = np.asarray(agent.atoms.probs(jnp.array([1.0, -1.0, 3.0, 50.0]), jnp.zeros((4, 5))))
+    probs = np.asarray(
+        quick_jit(agent.atoms.probs)(jnp.array([1.0, -1.0, 3.0, 50.0]), jnp.zeros((4, 5)))
+    )
     share = (np.sqrt(2) - 1 + 0.001) / 0.5015
     np.testing.assert_allclose(probs[0], [0, 0, 1 - share, share, 0], atol=1e-6)
     np.testing.assert_allclose(probs[1], [0, share, 1 - share, 0, 0], atol=1e-6)
@@ -262,7 +271,7 @@ def slow_loss(batch, column, actions, max_value):
 def test_the_loss_is_that_of_numpy():
     agent, key = make(value_cost=0.5), jax.random.PRNGKey(0)
     batch = make_batch(STEP_TYPES)
-    loss, (logs, priorities) = agent.loss(key, PARAMS, batch)
+    loss, (logs, priorities) = quick_jit(agent.loss)(key, PARAMS, batch)
     actions = agent.actions(key, batch.trajectory, agent.targets(batch.trajectory))
     taken = batch.trajectory.agent_output.action
     np.testing.assert_array_equal(actions[:, 0], taken[:3, 0])
@@ -301,158 +310,315 @@ def spike(x):
     return jnp.log(near + 1e-30)
 
 
-def planner(rewards, values, policy=Greedy, obs_spec=VECTOR, **changes):
-    """An agent whose model gives action a a reward and leads to a state with a value.
+@functools.cache
+def planner(policy=Greedy):
+    """A compiled `actor_step`, of a model whose params have the reward of each action.
 
-    The value of the first state is the first number of the observation.
+    They also have the value of the state that it leads to. That of the first state is the first
+    number of the observation.
     """
-    rewards, values = np.array(rewards, np.float32), np.array(values, np.float32)
-
-    def represent(params, x):
-        return (x["observation"] if isinstance(x, dict) else x)[:, :1]
 
     def step(params, state, action):
-        return jnp.asarray(values)[action][:, None], spike(jnp.asarray(rewards)[action])
+        rewards, values = params
+        return values[action][:, None], spike(rewards[action])
 
     def predict(params, state):
         return Predictions(jnp.zeros((len(state), A)), spike(state[:, 0]))
 
-    model = LearnedModel(lambda key: {}, represent, step, predict)
-    cfg = dataclasses.replace(CFG, max_value=20.0, **changes)
-    return MuZero(cfg, obs_spec, ONE_OF_4, lambda *_: model, policy)
+    model = LearnedModel(lambda key: {}, lambda params, x: x["observation"][:, :1], step, predict)
+    cfg = dataclasses.replace(CFG, max_value=20.0, num_simulations=4, value_scale=0.03)
+    agent = MuZero(cfg, MASKED, ONE_OF_4, lambda *_: model, policy)
+    act = quick_jit(agent.actor_step)
+
+    def acted(rewards, values, timestep, seed=0):
+        params = jnp.array(rewards, jnp.float32), jnp.array(values, jnp.float32)
+        state = agent.initial_state(len(timestep.reward))
+        return act(jax.random.PRNGKey(seed), params, timestep, state)[0]
+
+    return acted
 
 
-def seen(values, mask=None):
+def seen(values):
     step = random_timesteps(VECTOR, np.ones(len(values)))
     observation = np.repeat(np.asarray(values, np.float32)[:, None], 3, axis=1)
-    if mask is not None:
-        observation = {"observation": observation, "action_mask": np.asarray(mask, np.float32)}
-    return step._replace(observation=observation)
+    mask = np.ones((len(values), A), np.float32)
+    return step._replace(observation={"observation": observation, "action_mask": mask})
 
 
 def test_the_value_of_a_root_is_the_mean_of_what_simulations_found():
-    agent = planner([1.0, 1.0, 1.0, 1.0], [2.0] * 4, discount=0.5, num_simulations=4)
-    output, _ = agent.search(jax.random.PRNGKey(0), {}, seen([6.0]), noise=False)
-    # The root's own value, and four times 1 + 0.5 * 2: (6 + 4 * 2) / 5.
-    assert float(output.value[0]) == pytest.approx(2.8, rel=1e-3)
+    output = planner()([1.0, 1.0, 1.0, 1.0], [2.0] * 4, seen([6.0, 0.0]))
+    # The root's own value, and four times 1 + 0.9 * 2: (6 + 4 * 2.8) / 5.
+    np.testing.assert_allclose(output.value, [3.44, 2.24], rtol=1e-3)
     np.testing.assert_allclose(output.policy[0], [0.25] * 4, atol=1e-3)
 
 
 def test_the_search_finds_the_best_action_of_the_model():
-    agent = planner([0.0, 1.0, 0.0, 5.0], [0.0, 0.0, 8.0, 0.0], num_simulations=4)
-    state = agent.initial_state(2)
-    output, _ = agent.actor_step(jax.random.PRNGKey(0), {}, seen([0.0, 3.0]), state)
+    output = planner()([0.0, 1.0, 0.0, 5.0], [0.0, 0.0, 8.0, 0.0], seen([0.0, 3.0]))
     # Action 2 has 0.9 * 8, action 3 has 5 and action 1 has 1.
     np.testing.assert_array_equal(output.action, [2, 2])
     assert (np.argsort(output.policy, axis=1) == [0, 1, 3, 2]).all()
     np.testing.assert_allclose(output.policy.sum(axis=1), 1, rtol=1e-5)
 
 
+ROWS = 4096
+
+
 def test_illegal_actions_have_no_probability():
-    agent = planner([9.0, 1.0, 0.0, 0.0], [0.0] * 4, Sample, MASKED, num_simulations=8)
-    steps = seen([0.0, 0.0], [[0, 1, 1, 0], [0, 0, 0, 0]])
-    output, legal = agent.search(jax.random.PRNGKey(0), {}, steps, noise=True)
-    np.testing.assert_array_equal(legal, [[False, True, True, False], [True] * 4])
-    assert output.action[0] in (1, 2)
-    assert (np.asarray(output.policy[0])[[0, 3]] == 0).all()
-    assert np.isfinite(output.policy).all()  # also in a row of padding, without a legal action
+    steps = seen(np.zeros(ROWS))
+    steps.observation["action_mask"][:] = [0, 1, 1, 0]
+    steps.observation["action_mask"][-1] = 0  # a row of padding, without a legal action
+    output = planner(Sample)([9.0, 1.0, 0.0, 0.0], [0.0] * 4, steps)
+    assert set(np.unique(output.action[:-1])) == {1, 2}
+    assert (np.asarray(output.policy[:-1])[:, [0, 3]] == 0).all()
+    assert np.isfinite(output.policy).all()
 
 
 def test_the_greedy_policy_uses_no_random_numbers_and_training_draws():
-    timesteps = seen(np.zeros(64))
-    for policy, same in ((Greedy, True), (Sample, False)):
-        agent = planner([0.1, 0.2, 0.0, 0.3], [0.0] * 4, policy, num_simulations=4)
-        one, other = (
-            agent.actor_step(jax.random.PRNGKey(i), {}, timesteps, agent.initial_state(64))[0]
-            for i in (1, 2)
-        )
+    for act, rows, same in ((planner(), 2, True), (planner(Sample), ROWS, False)):
+        one, other = (act([0.1, 0.2, 0.0, 0.3], [0.0] * 4, seen(np.zeros(rows)), i) for i in (1, 2))
         assert np.array_equal(one.action, other.action) == same
 
 
 def test_noise_makes_the_action_a_draw_from_the_improved_policy():
     # All actions are tried once, so the action is the largest of noise + logits + values.
-    agent = planner([0.0, 0.5, 1.0, 0.25], [0.0] * 4, Sample, num_simulations=4, value_scale=0.03)
-    rows = 4096
-    state = agent.initial_state(rows)
-    output, _ = jax.jit(agent.actor_step)(jax.random.PRNGKey(3), {}, seen(np.zeros(rows)), state)
-    shares = np.bincount(output.action, minlength=4) / rows
+    act = planner(Sample)
+    output = act([0.0, 0.5, 1.0, 0.25], [0.0] * 4, seen(np.zeros(ROWS)), 3)
+    shares = np.bincount(output.action, minlength=4) / ROWS
     np.testing.assert_allclose(shares, np.asarray(output.policy).mean(axis=0), atol=0.03)
 
 
-def test_another_policy_chooses_by_the_improved_policy():
-    rewards = [0.0, 0.0, 5.0, 0.0]
-    agent = planner(rewards, [0.0] * 4, functools.partial(EpsilonGreedy, 1.0), num_simulations=4)
-    rows = 400
-    output, _ = agent.actor_step(
-        jax.random.PRNGKey(3), {}, seen(np.zeros(rows)), agent.initial_state(rows)
-    )
-    assert np.bincount(output.action, minlength=4).min() > rows / 8  # uniform
-    never = planner(rewards, [0.0] * 4, functools.partial(EpsilonGreedy, 0.0), num_simulations=4)
-    output, _ = never.actor_step(
-        jax.random.PRNGKey(3), {}, seen(np.zeros(rows)), agent.initial_state(rows)
-    )
-    assert (output.action == 2).all()
+class Read(MuZero):
+    """Its searches read from the observation what they find."""
+
+    def search(self, rng_key, params, timestep, *, noise):
+        x = jnp.asarray(timestep.observation)
+        found = PlanOutput(jnp.full(len(x), -1), x[:, :1] + jnp.arange(A), x[:, 1] + params)
+        return found, None
 
 
 def test_reanalysis_replaces_the_share_of_the_items():
-    agent = make(Sample, reanalyse_share=0.5)
-    batch = make_batch(STEP_TYPES[:4])
-    key = jax.random.PRNGKey(5)
-    found = agent.reanalysed(key, PARAMS, batch.trajectory)
-    old, new = batch.trajectory.agent_output, found.agent_output
+    cfg = dataclasses.replace(CFG, reanalyse_share=0.5)
+    agent = Read(cfg, VECTOR, ONE_OF_4, linear_model, Sample)
+    trajectory = make_batch(STEP_TYPES[:4]).trajectory
+    found = agent.reanalysed(jax.random.PRNGKey(5), 7.0, trajectory)
+    old, new, seen = trajectory.agent_output, found.agent_output, trajectory.timestep.observation
     np.testing.assert_array_equal(new.action, old.action)
-    for name in ("policy", "value"):
-        before, after = getattr(old, name), np.asarray(getattr(new, name))
-        np.testing.assert_array_equal(after[:, 2:], before[:, 2:])
-        assert (after[:, :2] != before[:, :2]).any()
-    # Row i of step t is row 2 t + i of the search.
-    steps = jax.tree.map(
-        lambda x: np.concatenate([x[t, :2] for t in range(6)]), batch.trajectory.timestep
-    )
-    again, _ = agent.search(key, PARAMS, steps, noise=True)
-    np.testing.assert_allclose(new.value[3, 1], again.value[7], rtol=1e-5)
-    assert_close(found.timestep, batch.trajectory.timestep, atol=0, rtol=0)
+    np.testing.assert_array_equal(new.value[:, 2:], old.value[:, 2:])
+    np.testing.assert_array_equal(new.policy[:, 2:], old.policy[:, 2:])
+    np.testing.assert_array_equal(new.value[:, :2], seen[:, :2, 1] + np.float32(7))
+    np.testing.assert_array_equal(new.policy[:, :2, 3], seen[:, :2, 0] + np.float32(3))
+    assert_close(found.timestep, trajectory.timestep, atol=0, rtol=0)
 
 
-def test_an_update_searches_again_with_the_target_params():
-    c = case("muzero-masked")
-    changed = c.learner_state._replace(
-        target_params=jax.tree.map(lambda x: x + 0.5, c.learner_state.target_params)
+class Sure(MuZero):
+    """Its searches find action 2 best, and take action 0."""
+
+    def search(self, rng_key, params, timestep, *, noise):
+        rows = len(timestep.reward)
+        policy = jnp.tile(jnp.array([0.1, 0.2, 0.6, 0.1]), (rows, 1))
+        found = PlanOutput(jnp.zeros(rows, jnp.int32), policy, jnp.zeros(rows))
+        return found, jnp.ones((rows, A), bool)
+
+
+def test_another_policy_chooses_by_the_improved_policy():
+    state, timestep = Sure.initial_state(None, ROWS), seen(np.zeros(ROWS))
+    for policy, wanted in (
+        (functools.partial(EpsilonGreedy, 0.4), [0.1, 0.1, 0.7, 0.1]),
+        (Softmax, [0.1, 0.2, 0.6, 0.1]),
+        (Sample, [1, 0, 0, 0]),  # the search's own draw
+        (Greedy, [1, 0, 0, 0]),
+    ):
+        agent = Sure(CFG, VECTOR, ONE_OF_4, linear_model, policy)
+        output, _ = agent.actor_step(jax.random.PRNGKey(3), {}, timestep, state)
+        shares = np.bincount(output.action, minlength=4) / ROWS
+        np.testing.assert_allclose(shares, wanted, atol=0.03)
+
+
+class Told(Read):
+    """Its loss tells the values that its batch has."""
+
+    def loss(self, rng_key, params, batch):
+        value = batch.trajectory.agent_output.value
+        return 0.0 * params, ({"value": value[:, :2].mean()}, value[0])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_an_update_searches_again_with_the_target_params(share):
+    agent = Told(
+        dataclasses.replace(CFG, reanalyse_share=share), VECTOR, ONE_OF_4, linear_model, Sample
     )
-    plain = Case(c.setting._replace(cfg=dataclasses.replace(c.setting.cfg, reanalyse_share=0.0)))
-    for one, differs in ((c, True), (plain, False)):
-        gradients = quick_jit(one.agent.compute_gradients)
-        before = gradients(c.params, c.learner_state, c.batch)[0]
-        after = gradients(c.params, changed, c.batch)[0]
-        same = all(
-            np.allclose(x, y)
-            for x, y in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
-        )
-        assert same != differs
+    batch, params = make_batch(STEP_TYPES[:4]), jnp.float32(100.0)
+    state = TargetLearnerState((), jnp.float32(7.0), jnp.int32(0), jax.random.PRNGKey(0))
+    _, output = agent.compute_gradients(params, state, batch)
+    found = batch.trajectory.timestep.observation[:, :2, 1] + 7.0
+    wanted = found if share else batch.trajectory.agent_output.value[:, :2]
+    assert float(output.logs["value"]) == pytest.approx(wanted.mean(), rel=1e-5)
+
+
+GOAL = np.array([0.5, -0.3], np.float32)
+
+
+@functools.cache
+def reacher(policy):
+    """An agent of continuous actions, whose model's reward is how near an action is to a goal."""
+
+    def step(params, state, action):
+        return state, spike(1 - jnp.square(action - GOAL).sum(-1))
+
+    def predict(params, state):
+        means = jnp.zeros((len(state), 2))
+        return Predictions(jnp.concatenate([means, means - 0.5], axis=1), spike(state[:, 0]))
+
+    model = LearnedModel(lambda key: {}, lambda params, x: 0 * x[:, :1], step, predict)
+    cfg = dataclasses.replace(CFG, max_value=20.0, num_simulations=16, num_drawn=8)
+    agent = MuZero(cfg, VECTOR, UNEVEN, lambda *_: model, policy)
+    return agent, quick_jit(agent.actor_step)
+
+
+def test_the_greedy_policy_takes_the_best_of_the_actions_that_it_draws():
+    agent, act = reacher(Greedy)
+    arguments = {}, random_timesteps(VECTOR, np.ones(3)), agent.initial_state(3)
+    output, _ = act(jax.random.PRNGKey(1), *arguments)
+    drawn = np.asarray(output.drawn)
+    np.testing.assert_array_equal(drawn[1:], drawn[:1].repeat(2, axis=0))  # the same noise
+    np.testing.assert_array_equal(drawn[:, 0], np.zeros((3, 2)))  # the policy's mode
+    best = np.square(drawn[0] - GOAL).sum(-1).argmin()
+    np.testing.assert_allclose(unit(output.action), drawn[:, best], atol=1e-6)
+    assert (np.argmax(output.policy, axis=1) == best).all()
+    np.testing.assert_allclose(output.policy.sum(axis=1), 1, rtol=1e-5)
+
+
+class Drew(MuZero):
+    """Its searches find the third of three actions best."""
+
+    WEIGHTS = np.array([0.2, 0.3, 0.5], np.float32)
+    DRAWN = np.array([[0.1, -0.2], [0.9, 0.0], [-0.5, 0.4]], np.float32)
+
+    def search(self, rng_key, params, timestep, *, noise):
+        policy, drawn = jnp.array([self.WEIGHTS]), jnp.array([self.DRAWN])
+        return PlanOutput(jnp.array([2]), policy, jnp.zeros(1), drawn), jnp.ones((1, 3), bool)
+
+
+@pytest.mark.parametrize("policy", [Greedy, Sample])
+def test_the_distribution_of_continuous_actions_is_a_gaussian(policy):
+    agent = Drew(CFG, VECTOR, UNEVEN, linear_model, policy)
+    found = agent.action_distribution(None, {}, None, None)
+    mean = (Drew.WEIGHTS[:, None] * Drew.DRAWN).sum(0)
+    centre = Drew.DRAWN[2] if policy is Greedy else mean
+    np.testing.assert_allclose(unit(found.mean[0]), centre, atol=1e-6)
+    spread = np.sqrt((Drew.WEIGHTS[:, None] * (Drew.DRAWN - mean) ** 2).sum(0))
+    half = np.array([2.0, 3.0])  # of the ranges of the two numbers
+    np.testing.assert_allclose(np.exp(found.log_std[0]), spread * half, rtol=1e-5)
+
+
+def test_in_training_each_row_has_its_own_draws_of_the_policy():
+    agent, act = reacher(Sample)
+    rows = 512
+    timestep, state = random_timesteps(VECTOR, np.ones(rows)), agent.initial_state(rows)
+    output, _ = act(jax.random.PRNGKey(1), {}, timestep, state)
+    raw = np.arctanh(np.asarray(output.drawn, np.float64))
+    np.testing.assert_allclose(raw.mean((0, 1)), [0, 0], atol=0.03)
+    np.testing.assert_allclose(raw.std((0, 1)), np.exp([-0.5, -0.5]), rtol=0.03)
+    distance = np.abs(unit(output.action)[:, None] - output.drawn).max(-1)
+    assert (distance.min(axis=1) < 1e-6).all()
+    assert len(np.unique(distance.argmin(axis=1))) == 8
+    # The actions taken are nearer to the goal than those that the policy draws.
+    near = np.square(unit(output.action) - GOAL).sum(-1).mean()
+    assert near < 0.7 * np.square(np.asarray(output.drawn) - GOAL).sum(-1).mean()
+
+
+def test_the_loss_of_a_policy_of_continuous_actions_is_that_of_numpy():
+    agent, rng = reacher(Greedy)[0], np.random.default_rng(0)
+    parameters = rng.normal(size=(3, 2, 4)).astype(np.float32)
+    weights = rng.dirichlet(np.ones(5), (3, 2)).astype(np.float32)
+    drawn = np.tanh(rng.normal(size=(3, 2, 5, 2))).astype(np.float32)
+    targets = Targets(None, None, weights, drawn, None, None)
+    found = np.asarray(quick_jit(agent.policy_losses)(targets, parameters))
+    raw = np.linspace(-12, 12, 4001)
+    for t, b in np.ndindex(3, 2):
+        mean, log_std = parameters[t, b].astype(float).reshape(2, 2)
+
+        def log_density(x, mean=mean, log_std=log_std):  # of tanh(x), for each of the two numbers
+            z = (x - mean) / np.exp(log_std)
+            slope = 2 * (np.log(2) - x - np.logaddexp(0, -2 * x))
+            return -0.5 * z**2 - log_std - 0.5 * np.log(2 * np.pi) - slope
+
+        likelihoods = log_density(np.arctanh(drawn[t, b].astype(float))).sum(-1)
+        x = raw[:, None]
+        density = np.exp(-0.5 * ((x - mean) / np.exp(log_std)) ** 2 - log_std) / np.sqrt(2 * np.pi)
+        entropy = -(density * log_density(x)).sum() * (raw[1] - raw[0])
+        wanted = -(weights[t, b] * likelihoods).sum() - 0.005 * entropy
+        assert found[t, b] == pytest.approx(wanted, rel=1e-3, abs=1e-3)
+
+
+def test_continuous_actions_are_followed_in_the_models_units():
+    agent, key = reacher(Greedy)[0], jax.random.PRNGKey(0)
+    batch = make_control_batch([STEP_TYPES[0], STEP_TYPES[2]], lambda x: PlanOutput(x, 0, 0))
+    acts = np.array([[True, True], [True, False], [True, False], [True, False]])
+    targets = Targets(None, None, None, None, None, acts)
+    found = np.asarray(agent.actions(key, batch.trajectory, targets))
+    taken = unit(batch.trajectory.agent_output.action)
+    np.testing.assert_allclose(found[:, 0], taken[:3, 0], atol=1e-6)
+    np.testing.assert_allclose(found[0, 1], taken[0, 1], atol=1e-6)
+    assert (np.abs(found) <= 1).all()
+    assert np.abs(found[1:, 1] - taken[1:3, 1]).min() > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+def test_an_update_moves_the_policy_towards_the_better_of_the_drawn_actions():
+    c = case("muzero-continuous")
+    stored = c.batch.trajectory.agent_output
+    best = np.zeros_like(stored.policy)
+    best[..., 2] = 1.0
+    batch = c.batch._replace(
+        trajectory=c.batch.trajectory._replace(agent_output=stored._replace(policy=best))
+    )
+
+    def distance(params):
+        first = jax.tree.map(lambda x: x[0], batch.trajectory.timestep.observation)
+        model = c.agent.network
+        mode = c.agent.policy_of(
+            model.predict(params, model.represent(params, first)).policy
+        ).mode()
+        return float(np.abs(mode - stored.drawn[0, :, 2]).mean())
+
+    params, learner_state = c.params, c.learner_state
+    for _ in range(100):
+        params, learner_state, _ = c.learn(params, learner_state, batch)
+    assert distance(params) < 0.7 * distance(c.params)
 
 
 def test_what_does_not_fit_is_refused(monkeypatch):
-    with pytest.raises(ActionKindError, match="one discrete choice"):
-        MuZero(CFG, VECTOR, REAL, linear_model, Greedy)
+    with pytest.raises(ActionKindError, match="if it is not one discrete choice: the action must"):
+        MuZero(CFG, VECTOR, SEVERAL, linear_model, Greedy)
     with pytest.raises(ValueError, match=r"num_unroll \(6\) must be at most the item's 5"):
         make(num_unroll=6).targets(make_batch(STEP_TYPES).trajectory)
     for field, value in (("core", "lstm"), ("norm", "batch"), ("dropout", 0.5), ("shared", True)):
         with pytest.raises(ValueError, match=field):
             learned_model(VECTOR, ONE_OF_4, NetworkConfig(**{field: value}))
     with pytest.raises(ValueError, match="one discrete choice"):
-        learned_model(VECTOR, REAL)
+        learned_model(VECTOR, SEVERAL)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"mctx must be installed.*rlstack\[planning\]"):
         make()
 
 
-@pytest.mark.parametrize("torso", ["mlp", "residual", "sphere"])
+@pytest.mark.parametrize(
+    "torso", ["mlp", *(pytest.param(name, marks=_LATER) for name in ("residual", "sphere"))]
+)
 def test_latent_states_reach_from_0_to_1(torso):
     model = learned_model(VECTOR, ONE_OF_4, dataclasses.replace(SMALL, torso=torso))
-    params = model.init(jax.random.PRNGKey(0))
-    state = model.represent(params, np.random.default_rng(0).normal(size=(BATCH, 3)))
-    after, reward = model.step(params, state, np.arange(BATCH))
-    predicted = model.predict(params, after)
+
+    @quick_jit
+    def found(key, observation):
+        params = model.init(key)
+        state = model.represent(params, observation)
+        after, reward = model.step(params, state, jnp.arange(BATCH))
+        return state, after, reward, model.predict(params, after)
+
+    observation = np.random.default_rng(0).normal(size=(BATCH, 3))
+    state, after, reward, predicted = found(jax.random.PRNGKey(0), observation)
     for x in (state, after):
         np.testing.assert_allclose(x.min(axis=1), 0, atol=1e-6)
         np.testing.assert_allclose(x.max(axis=1), 1, atol=1e-5)
@@ -461,12 +627,19 @@ def test_latent_states_reach_from_0_to_1(torso):
     assert len({tuple(row) for row in np.asarray(after)}) == BATCH  # actions differ
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_images_go_through_the_configured_torso():
     spec = specs.BoundedArray((10, 10, 4), np.float32, 0, 1)
     cfg = NetworkConfig(torso="minatar", hidden_sizes=(16,), num_atoms=7, dtype="bfloat16")
     model = learned_model(spec, ONE_OF_4, cfg)
-    params = model.init(jax.random.PRNGKey(0))
-    state = model.represent(params, np.zeros((2, 10, 10, 4), np.float32))
+
+    @quick_jit
+    def found(key, image):
+        params = model.init(key)
+        return params, model.represent(params, image)
+
+    params, state = found(jax.random.PRNGKey(0), np.zeros((2, 10, 10, 4), np.float32))
     assert state.shape == (2, 16)
     assert state.dtype == jnp.float32
     assert any("minatar" in name or "conv" in name for name in map(str, params))
@@ -484,3 +657,37 @@ def test_muzero_learns_to_catch(tmp_path, share):
     )
     result = train.run(experiment, tmp_path / "run", stream=io.StringIO())
     assert result.eval_return_mean == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("name", ["catch-muzero", "pendulum-muzero"])
+@pytest.mark.parametrize("topology", ["single_process", *running.TOPOLOGIES])
+def test_it_runs_in_every_topology(name, topology, tmp_path):
+    """In light_env and distributed, services search for the environments of several actors."""
+    experiment = preset(name)
+    experiment = dataclasses.replace(
+        experiment,
+        agent=dataclasses.replace(experiment.agent, num_simulations=4, num_drawn=4),
+        network=SMALL,
+    )
+    experiment = running.small(
+        experiment,
+        topology,
+        10**6,
+        env={"num_envs": 8},
+        replay={"batch_size": 8, "min_size": 40, "samples_per_insert": 8.0},
+        program={"num_actors": 1 if topology == "single_process" else 2},
+        updates=10,
+    )
+    result = running.run(experiment, tmp_path / "run")
+    assert result.learner_steps >= 10
+    assert all(np.isfinite(x).all() for x in running.params(tmp_path / "run"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_it_learns_to_swing_a_pendulum_up(tmp_path):
+    result = train.run(preset("pendulum-muzero"), tmp_path / "run", stream=io.StringIO())
+    assert result.eval_return_mean > -250

@@ -17,6 +17,7 @@ from rlstack.networks import (
     policy_and_distributional_critic,
     q_network,
 )
+from rlstack.networks.layers.dense import mish
 from rlstack.optimizers import OptimizerConfig, component_optimizer, optimizer_step
 from rlstack.stateful_params import training
 from rlstack.types import TimeStep
@@ -53,6 +54,15 @@ def layer_norm(x):
 
 def rms_norm(x):
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5)
+
+
+def test_mish_and_its_gradient_are_those_of_the_paper():
+    x = np.array([-100, -20, -5, -1, 0, 0.5, 3, 19, 25, 100], np.float32)
+    wide = x.astype(np.float64)
+    squashed = np.tanh(np.logaddexp(0, wide))
+    np.testing.assert_allclose(mish(x), wide * squashed, rtol=1e-6, atol=1e-30)
+    slope = squashed + wide * (1 - squashed**2) / (1 + np.exp(-wide))
+    np.testing.assert_allclose(jax.vmap(jax.grad(mish))(x), slope, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize(("norm", "by_hand"), [("layer", layer_norm), ("rms", rms_norm)])

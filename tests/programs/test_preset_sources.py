@@ -580,7 +580,7 @@ WITHOUT_SOURCE = {
     "pendulum-iql",
     *("cartpole-cql", "pendulum-gail", "pendulum-sqil", "toll-ppo-lagrangian"),
     *("bitflip-her", "reach-her"),
-    *("cartpole-muzero", "catch-muzero", "minatar-breakout-muzero"),
+    *("cartpole-muzero", "catch-muzero", "minatar-breakout-muzero", "pendulum-muzero"),
     *("tictactoe-alphazero", "connect-four-alphazero", "pendulum-tdmpc2"),
 }
 

@@ -82,6 +82,31 @@ def catch_muzero(name: str) -> Experiment:
 
 
 @preset
+def pendulum_muzero(name: str) -> Experiment:
+    """Pendulum-v1 by Gumbel MuZero with drawn actions, in one compiled program."""
+    frames, updates_per_frame = 60_000, 1 / 8
+    agent = MuZeroConfig(
+        discount=0.97,
+        num_simulations=16,
+        num_drawn=16,
+        n_step=5,
+        max_value=500.0,
+        value_cost=0.5,
+        optimizer=falling(1e-3, int(frames * updates_per_frame)),
+    )
+    return Experiment(
+        preset=name,
+        agent=agent,
+        env=EnvConfig("Pendulum-v1", num_envs=16, type="jax"),
+        topology="fused",
+        network=NetworkConfig(hidden_sizes=(128, 128), activation="relu", norm="layer"),
+        replay=_sequences(agent, 128, 60_000, 1_000, updates_per_frame),
+        evaluator=EvaluatorConfig(episodes=40, num_envs=20),
+        frames=frames,
+    )
+
+
+@preset
 def minatar_breakout_muzero(name: str) -> Experiment:
     """Breakout of MinAtar by Gumbel MuZero, in one compiled program."""
     frames, updates_per_frame = 1_000_000, 1 / 16

@@ -9,7 +9,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
-from rlstack.configs.network import Norm, NormPlace
+from rlstack.configs.network import Activation, Norm, NormPlace
 from rlstack.networks.layers.linear import Linear, linear
 from rlstack.networks.layers.products import multiply
 
@@ -68,6 +68,23 @@ def dense(
             x = Linear(size, hk.initializers.Orthogonal(), "skip", with_bias=False)(x)
         y = x + y
     return y if block.norm_place == "inner" else normalised(y, block, is_training)
+
+
+def activation_of(name: Activation) -> Callable[[jax.Array], jax.Array]:
+    """Returns the activation of this name."""
+    found: Callable[[jax.Array], jax.Array] = mish if name == "mish" else getattr(jax.nn, name)
+    return found
+
+
+def mish(x: jax.Array) -> jax.Array:
+    """Returns x tanh(log(1 + e^x)), Misra (2019), https://arxiv.org/abs/1908.08681.
+
+    With u = e^x (e^x + 2), the tanh is u / (u + 2): one exponential instead of two, a logarithm and
+    a tanh, which take more time on a CPU than the products of a small layer.
+    """
+    power = jnp.exp(jnp.minimum(x, 20.0))  # above, the tanh is 1
+    u = power * (power + 2.0)
+    return x * (u / (u + 2.0))
 
 
 def normalised(x: jax.Array, block: Block, is_training: bool) -> jax.Array:
