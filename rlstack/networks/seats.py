@@ -22,7 +22,7 @@ from rlstack.networks.base import Apply, Network
 from rlstack.networks.policy_and_critic import PolicyAndCritic, deterministic_policy_and_critic
 from rlstack.networks.q_network import q_network_without_noise
 from rlstack.networks.torsos import CRITIC_STATE, DENSE, observation_features
-from rlstack.types import AgentState, Params, PRNGKey, PyTree, TimeStep
+from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep
 
 SEAT = "seat"  # the entry with the seat's number, as `rlstack.envs.seats.showing` names it
 
@@ -215,12 +215,17 @@ class Mixer(NamedTuple):
 
     init: Callable[[PRNGKey, int], Params]  # (rng_key, D) -> params
     # (params, values of the seats [..., S], state of the game [..., D]) -> values [...]
-    apply: Callable[[Params, jax.Array, jax.Array], jax.Array]
+    apply: Callable[[Params, Array, Array], jax.Array]
 
 
 def sum_mixer() -> Mixer:
     """Makes the sum of the values, which has no params (Sunehag et al. 2017, arXiv:1706.05296)."""
-    return Mixer(lambda rng_key, size: {}, lambda params, values, state: values.sum(axis=-1))
+
+    def mix(params: Params, values: Array, state: Array) -> jax.Array:
+        del params, state
+        return jnp.sum(values, axis=-1)
+
+    return Mixer(lambda rng_key, size: {}, mix)
 
 
 def monotonic_mixer(number: int, size: int, hyper_size: int) -> Mixer:
@@ -236,21 +241,28 @@ def monotonic_mixer(number: int, size: int, hyper_size: int) -> Mixer:
           linear.
     """
 
+    def linear(outputs: int, name: str) -> hk.Linear:
+        # PyTorch's initial weights, as in PyMARL. With larger ones the mix of many units multiplies
+        # the values of seats, and learning diverges.
+        return hk.Linear(
+            outputs, w_init=hk.initializers.VarianceScaling(1 / 3, "fan_in", "uniform"), name=name
+        )
+
     def weights(state: jax.Array, outputs: int, name: str) -> jax.Array:
         if hyper_size:
-            state = jax.nn.relu(hk.Linear(hyper_size, name=f"{name}_hidden")(state))
-        return jnp.abs(hk.Linear(outputs, name=name)(state))
+            state = jax.nn.relu(linear(hyper_size, f"{name}_hidden")(state))
+        return jnp.abs(linear(outputs, name)(state))
 
     def mix(values: jax.Array, state: jax.Array) -> jax.Array:
         first = weights(state, number * size, "mixer_first")
         first = first.reshape((*first.shape[:-1], number, size))
-        bias = hk.Linear(size, name="mixer_bias")(state)
+        bias = linear(size, "mixer_bias")(state)
         hidden = jax.nn.elu(jnp.einsum("...s,...sh->...h", values, first) + bias)
         last = weights(state, size, "mixer_last")
-        value = jax.nn.relu(hk.Linear(size, name="mixer_value_hidden")(state))
-        return (hidden * last).sum(axis=-1) + hk.Linear(1, name="mixer_value")(value)[..., 0]
+        value = jax.nn.relu(linear(size, "mixer_value_hidden")(state))
+        return (hidden * last).sum(axis=-1) + linear(1, "mixer_value")(value)[..., 0]
 
-    transformed = hk.without_apply_rng(hk.transform(mix))
+    transformed: Any = hk.without_apply_rng(hk.transform(mix))
 
     def init(rng_key: PRNGKey, state_size: int) -> Params:
         return transformed.init(rng_key, jnp.zeros((1, number)), jnp.zeros((1, state_size)))
