@@ -17,7 +17,6 @@ truncated game is bootstrapped from its true last observations.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -39,7 +38,10 @@ from rlstack.families.off_policy import (
 from rlstack.math.n_step import NStep, n_step
 from rlstack.networks import PolicyAndCritic, ensemble
 from rlstack.networks.seats import (
+    ALIVE,
+    REWARDS,
     one_for_each_seat,
+    require_joint,
     seat_policy_and_critic,
     seat_specs,
     shared_by_seats,
@@ -47,8 +49,6 @@ from rlstack.networks.seats import (
 from rlstack.optimizers import Components, OptimizerConfig, component_optimizer, optimizer_step
 from rlstack.stateful_params import moved_towards
 from rlstack.types import Array, Batch, LearnerOutput, Logs, Params, PRNGKey, PyTree, TimeStep
-
-ALIVE, REWARDS = "alive", "rewards"  # the entries of the extras of joint rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,12 +92,18 @@ class MADDPG(Agent):
         Raises:
           ActionKindError: the specs are not those of joint rows with bounded numbers.
           WrongKindError: the network factory did not return a `PolicyAndCritic`.
+          ValueError: a network is recurrent.
         """
         super().__init__(cfg, *args, **kwargs)
         if not isinstance(self.network, PolicyAndCritic):
             raise WrongKindError(
                 "MADDPG: the network factory must give a PolicyAndCritic; got "
                 f"{type(self.network).__name__}. See rlstack.networks.seats."
+            )
+        if any(jax.tree.leaves(network.initial_state(1)) for network in self.network):
+            raise ValueError(
+                "MADDPG: the networks must be feed-forward, since transitions carry no recurrent "
+                "state."
             )
         one = seat_specs(self.obs_spec, self.action_spec, "MADDPG")
         self._number = one.number
@@ -114,12 +120,7 @@ class MADDPG(Agent):
 
     def check_extras(self, extras: PyTree) -> None:
         """Raises a ValueError unless the extras are those of joint rows."""
-        if not isinstance(extras, Mapping) or not {ALIVE, REWARDS} <= extras.keys():
-            raise ValueError(
-                "MADDPG: the environment must have joint rows, which say in their extras which "
-                "seats are alive, and their rewards. Use --env.options joint True in a game of "
-                "several seats."
-            )
+        require_joint(extras, "MADDPG")
 
     def initial_params(self, rng_key: PRNGKey) -> DeterministicParams:
         """Returns newly initialised params of all policies and critics."""

@@ -21,7 +21,6 @@ update.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -40,8 +39,10 @@ from rlstack.families.q_learning import (
 from rlstack.math import returns
 from rlstack.networks.base import dummy_timestep
 from rlstack.networks.seats import (
+    ALIVE,
     Mixer,
     monotonic_mixer,
+    require_joint,
     seat_q_network,
     seat_specs,
     state_of_game,
@@ -49,8 +50,6 @@ from rlstack.networks.seats import (
 )
 from rlstack.optimizers import OptimizerConfig
 from rlstack.types import Array, Batch, Logs, Params, PRNGKey, PyTree, TimeStep
-
-ALIVE = "alive"  # the entry of the extras of joint rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,11 +128,7 @@ class QMIX(SequenceQLearning):
 
     def check_extras(self, extras: PyTree) -> None:
         """Raises a ValueError unless the extras are those of joint rows."""
-        if not isinstance(extras, Mapping) or ALIVE not in extras:
-            raise ValueError(
-                "QMIX: the environment must have joint rows, which say in their extras which seats "
-                "are alive. Use --env.options joint True in a game of several seats."
-            )
+        require_joint(extras, "QMIX")
 
     def initial_params(self, rng_key: PRNGKey) -> QMIXParams:
         """Returns newly initialised params of the network and the mixer."""

@@ -126,7 +126,8 @@ def _from_spec(
     if np.issubdtype(spec.dtype, np.integer):
         sizes = _sizes(spec)
         if mask is not None:
-            if np.shape(mask)[-2:] == (len(sizes), sizes[0]) and len(set(sizes)) == 1:
+            by_choice = (*parameters.shape[:-1], len(sizes), sizes[0])
+            if spec.shape and len(set(sizes)) == 1 and np.shape(mask) == by_choice:
                 mask = mask.reshape(parameters.shape)
             check_mask(f"from_parameters: {spec}", parameters, mask)
         if not spec.shape:

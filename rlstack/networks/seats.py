@@ -24,7 +24,9 @@ from rlstack.networks.q_network import q_network_without_noise
 from rlstack.networks.torsos import CRITIC_STATE, DENSE, observation_features
 from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep
 
-SEAT = "seat"  # the entry with the seat's number, as `rlstack.envs.seats.showing` names it
+# Entries of observations and of extras, as `rlstack.envs.seats` names them: the number of the seat,
+# which seats are in the game, and their rewards.
+SEAT, ALIVE, REWARDS = "seat", "alive", "rewards"
 
 
 class SeatSpecs(NamedTuple):
@@ -66,6 +68,15 @@ def seat_specs(obs_spec: PyTree, action_spec: PyTree, where: str) -> SeatSpecs:
     own: dict[str, PyTree] = jax.tree.map(_of_one, seen)
     own.setdefault(SEAT, specs.DiscreteArray(number, np.int32, SEAT))
     return SeatSpecs(own, _of_one(action_spec), number)
+
+
+def require_joint(extras: PyTree, where: str) -> None:
+    """Raises a ValueError unless the specs of extras are those of joint rows."""
+    if not isinstance(extras, Mapping) or not {ALIVE, REWARDS} <= extras.keys():
+        raise ValueError(
+            f"{where}: the environment must have joint rows, whose extras say which seats are "
+            "alive, and their rewards. Use --env.options joint True in a game of several seats."
+        )
 
 
 def seat_q_network(

@@ -144,17 +144,16 @@ def test_a_policy_moves_only_its_own_seat_and_a_loss_only_its_own_part():
     agent, data = make(), batch()
     params, target = (agent.initial_params(jax.random.PRNGKey(i)) for i in (1, 2))
 
-    def gain(policy, seat):
+    def gain(policy, data, seat):
         learned = agent.transitions(data)
         return agent.values_of_policies(policy, params.critics, learned)[:, seat].sum()
 
     for seat in range(SEATS):
-        grads = jax.grad(gain)(params.policy, seat)
+        grads = quick_jit(jax.grad(gain))(params.policy, data, seat)
         assert np.any(grads["w"][seat])
         assert not np.any(grads["w"][1 - seat])
-    grads, _ = agent.compute_gradients(
-        params, agent.initial_learner_state(jax.random.PRNGKey(0), target), data
-    )
+    state = agent.initial_learner_state(jax.random.PRNGKey(0), target)
+    grads, _ = quick_jit(agent.compute_gradients)(params, state, data)
     assert all(np.any(x) for x in jax.tree.leaves(grads))
 
 
@@ -163,7 +162,7 @@ def test_a_seat_that_is_out_of_the_game_is_in_no_loss():
     data.trajectory.timestep.extras["alive"][:, :, 1] = 0
     params, target = (agent.initial_params(jax.random.PRNGKey(i)) for i in (1, 2))
     state = agent.initial_learner_state(jax.random.PRNGKey(0), target)
-    grads, _ = agent.compute_gradients(params, state, data)
+    grads, _ = quick_jit(agent.compute_gradients)(params, state, data)
     assert not np.any(grads.policy["w"][1])
     assert not np.any(grads.critics["u"][1])
     assert np.any(grads.policy["w"][0])
@@ -176,9 +175,8 @@ def test_actions_are_within_the_bounds_of_each_seat():
     seen = 9.0 * np.random.default_rng(0).normal(size=(50, SEATS, 3)).astype(np.float32)
     ones = np.ones(50, np.float32)
     step = TimeStep(ones.astype(np.int32), 0 * ones, ones, seen)
-    action = np.asarray(
-        agent.actor_step(jax.random.PRNGKey(2), params, step, initial_counts(50))[0].action
-    )
+    act = quick_jit(agent.actor_step)
+    action = np.asarray(act(jax.random.PRNGKey(2), params, step, initial_counts(50))[0].action)
     assert action.shape == (50, SEATS, 2)
     assert action[..., 0].min() >= 0 and action[..., 0].max() > 3.9
     assert action[..., 1].min() < -1.9 and action[..., 1].max() <= 2

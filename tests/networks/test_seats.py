@@ -118,7 +118,7 @@ def test_networks_of_their_own_have_own_params():
         values, _ = quick_jit(run)(None, params, timestep, ())
         for seat in range(3):
             mine = jax.tree.map(lambda x, seat=seat: x[seat], params)
-            expected, _ = own(None, mine, of_seat(timestep, seat), ())
+            expected, _ = quick_jit(own)(None, mine, of_seat(timestep, seat), ())
             np.testing.assert_allclose(values[..., seat, :], expected, atol=1e-5)
 
 
@@ -147,16 +147,9 @@ def test_the_sum_is_the_sum():
 @pytest.mark.parametrize("hyper_size", [0, 6])
 def test_the_mixing_network_in_numpy_never_falls_with_a_value(hyper_size):
     mixer = monotonic_mixer(3, 4, hyper_size)
-    params = mixer.init(jax.random.PRNGKey(1), 5)
-    params = jax.tree.map(  # biases are 0 at first
-        lambda x, key: x + 0.3 * jax.random.normal(key, x.shape),
-        params,
-        jax.tree.unflatten(
-            jax.tree.structure(params),
-            list(jax.random.split(jax.random.PRNGKey(2), len(jax.tree.leaves(params)))),
-        ),
-    )
     rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(lambda key: mixer.init(key, 5), jax.random.PRNGKey(1))
+    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
     values, state = rng.normal(size=(50, 3)), rng.normal(size=(50, 5))
 
     def layer(name, x):
@@ -171,11 +164,10 @@ def test_the_mixing_network_in_numpy_never_falls_with_a_value(hyper_size):
     hidden = np.where(x > 0, x, np.expm1(x))
     value = layer("mixer_value", np.maximum(layer("mixer_value_hidden", state), 0))[:, 0]
     expected = (hidden * weights("mixer_last")).sum(1) + value
-    found = mixer.apply(params, values.astype(np.float32), state.astype(np.float32))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    slopes = jax.grad(lambda v: mixer.apply(params, v, jnp.asarray(state, jnp.float32)).sum())(
-        jnp.asarray(values, jnp.float32)
-    )
+    one = values.astype(np.float32), state.astype(np.float32)
+    found = quick_jit(mixer.apply)(params, *one)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    slopes = quick_jit(jax.grad(lambda v, s: mixer.apply(params, v, s).sum()))(*one)
     assert (slopes >= 0).all()
     assert (slopes > 0).any()
 
