@@ -25,44 +25,28 @@ a mean over n transitions has the same updates with both divided by n.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from rlstack import distributions
 from rlstack.agents.registry import register
 from rlstack.checks import Checked
-from rlstack.exploration import (
-    Counts,
-    EpsilonGreedy,
-    EpsilonLadder,
-    Policy,
-    initial_counts,
-    next_counts,
-)
+from rlstack.exploration import EpsilonGreedy, EpsilonLadder, Policy
 from rlstack.families.q_learning import (
+    QOutput,
+    SequenceQLearning,
+    SequenceState,
     TargetLearnerState,
-    TargetNetworkAgent,
     preferences,
 )
 from rlstack.math import returns
 from rlstack.networks import q_network_without_noise
 from rlstack.optimizers import OptimizerConfig
-from rlstack.stateful_params import evaluating, training, weights_of, with_weights
-from rlstack.types import (
-    AgentState,
-    Array,
-    Batch,
-    LearnerOutput,
-    Logs,
-    Params,
-    PRNGKey,
-    PyTree,
-    TimeStep,
-    Trajectory,
-)
+from rlstack.stateful_params import training
+from rlstack.types import Array, Batch, Logs, Params, TimeStep
+
+R2D2Output, R2D2State = QOutput, SequenceState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,26 +99,13 @@ class R2D2Config(Checked):
         self.require("rescaling_eps", self.rescaling_eps > 0, "positive, or h has no inverse")
 
 
-class R2D2Output(NamedTuple):
-    """The outputs of acting that learning uses."""
-
-    action: Array  # [B] int32
-
-
-class R2D2State(NamedTuple):
-    """The acting state of each environment."""
-
-    counts: Counts  # kept from one episode to the next
-    core: AgentState  # [B, ...] the recurrent core's state
-
-
 def behaviour_policy(cfg: R2D2Config, num_envs: int) -> Policy:
     """Returns epsilon-greedy with a different epsilon for each environment."""
     return EpsilonGreedy(EpsilonLadder(num_envs, cfg.epsilon_base, cfg.epsilon_alpha))
 
 
 @register(R2D2Config, network=q_network_without_noise, policy=behaviour_policy)
-class R2D2(TargetNetworkAgent):
+class R2D2(SequenceQLearning):
     """The agent; construct it as `rlstack.agent.Agent` says, with a network of action values."""
 
     cfg: R2D2Config
@@ -147,37 +118,6 @@ class R2D2(TargetNetworkAgent):
                 "R2D2: the network must be recurrent; got one without a state. Use --network.core "
                 "lstm, or dqn, which learns from transitions."
             )
-
-    def initial_state(self, batch_size: int) -> R2D2State:
-        """Returns counts of 0 and the core's initial state, ``[B, ...]``."""
-        return R2D2State(initial_counts(batch_size), self.network.initial_state(batch_size))
-
-    def actor_step(
-        self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: R2D2State
-    ) -> tuple[R2D2Output, R2D2State]:
-        """Chooses actions for ``[B, ...]`` steps; the policy sees values as logits."""
-        values, core = self.network.apply(None, params, timestep, state.core)
-        action = self.policy(rng_key, preferences(values, timestep), state.counts)
-        return R2D2Output(action), R2D2State(next_counts(state.counts, timestep), core)
-
-    def action_distribution(
-        self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: R2D2State
-    ) -> distributions.Categorical:
-        """Returns the legal choices, with their values as logits."""
-        del rng_key
-        return preferences(self.network.apply(None, params, timestep, state.core)[0], timestep)
-
-    def compute_gradients(
-        self, params: Params, learner_state: TargetLearnerState, batch: Batch
-    ) -> tuple[PyTree, LearnerOutput]:
-        """Returns the gradient of `loss`, its logs, and the sequences' new priorities."""
-        learned = training(learner_state.rng_key, params, learner_state.num_updates)
-
-        def loss(weights: PyTree) -> tuple[Array, tuple[Logs, Array]]:
-            return self.loss(with_weights(learned, weights), learner_state.target_params, batch)
-
-        grads, (logs, priorities) = jax.grad(loss, has_aux=True)(weights_of(params))
-        return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)}, priorities)
 
     def update_network_state(
         self, params: Params, learner_state: TargetLearnerState, batch: Batch
@@ -215,30 +155,6 @@ class R2D2(TargetNetworkAgent):
             "priority": jnp.mean(priorities),
         }
         return loss, (logs, priorities)
-
-    def values(self, params: Params, trajectory: Trajectory) -> Array:
-        """Returns the action values of the steps after the burn-in, ``[T + 1 - burn_in, B, A]``."""
-        after, core = self.after_burn_in(params, trajectory)
-        return self.network.unroll(None, params, after, core)[0]
-
-    def after_burn_in(self, params: Params, trajectory: Trajectory) -> tuple[TimeStep, AgentState]:
-        """Returns the steps after the burn-in, and the core's state before them.
-
-        The core starts from the stored state of the first step. No gradient flows through the
-        burn-in, which is in evaluation mode.
-        """
-        burn_in, length = self.cfg.burn_in, trajectory.timestep.step_type.shape[0] - 1
-        if burn_in >= length:
-            raise ValueError(
-                f"R2D2: burn_in ({burn_in}) must be less than the sequence's {length} transitions. "
-                "Raise --replay.unroll-length, or lower --agent.burn-in."
-            )
-        core = jax.tree.map(lambda x: x[0], trajectory.agent_state.core)
-        if burn_in:
-            before = jax.tree.map(lambda x: x[:burn_in], trajectory.timestep)
-            _, core = self.network.unroll(None, evaluating(params), before, core)
-        after = jax.tree.map(lambda x: x[burn_in:], trajectory.timestep)
-        return after, jax.lax.stop_gradient(core)
 
     def targets(self, values: Array, target_values: Array, timestep: TimeStep) -> Array:
         """Returns n-step double Q-learning targets, ``[T, B]`` (paper, equation 1).

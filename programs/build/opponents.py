@@ -21,6 +21,7 @@ from rlstack.envs.opponents import (
     SyncEnvWithOpponents,
     assign_seats,
 )
+from rlstack.envs.seats.joint import JOINT, workers_of_games
 from rlstack.programs.build.agent import make_agent
 from rlstack.programs.build.restored import counts_at, newest_checkpoint, read_params
 from rlstack.programs.build.seeds import role_key
@@ -79,7 +80,7 @@ def config_of_games(cfg: EnvConfig) -> EnvConfig:
         cfg,
         num_envs=num_seats,
         wait_num=1 if cfg.wait_num else 0,
-        num_workers=workers_of_games(cfg, num_seats // _agents(cfg)),
+        num_workers=workers_of_games(cfg.type, cfg.num_workers, num_seats // _agents(cfg)),
         opponents=OpponentsConfig(),
     )
 
@@ -176,6 +177,8 @@ def _seating(cfg: EnvConfig) -> Seating:
 
 def _agents(cfg: EnvConfig) -> int:
     """Returns the number of agents in one game."""
+    if cfg.options.get(JOINT):
+        raise ValueError("env.opponents: joint must be left out, because opponents play seats.")
     agents: Any = cfg.options.get("agents", 1)
     if not isinstance(agents, int) or agents < 2:
         raise ValueError(
@@ -183,11 +186,3 @@ def _agents(cfg: EnvConfig) -> int:
             f"agents; got agents = {agents!r}. Set --env.options agents N."
         )
     return agents
-
-
-def workers_of_games(cfg: EnvConfig, games: int) -> int:
-    """Returns a number of workers that splits no game between two processes."""
-    if cfg.type != "process":
-        return cfg.num_workers
-    most = min(cfg.num_workers or os.cpu_count() or 1, games)
-    return next(number for number in range(most, 0, -1) if games % number == 0)

@@ -179,7 +179,9 @@ class Stage:
         def build_seeded(seed: int, **options: Any) -> Any:
             return build(seed=seed, **options)
 
-        return build_seeded if _takes(builder, "seed") else build
+        kept: Any = build_seeded if _takes(builder, "seed") else build
+        kept.seats = getattr(builder, "seats", None)
+        return kept
 
 
 def _builder(cfg: EnvConfig) -> Callable[..., Any] | None:

@@ -90,8 +90,8 @@ def from_parameters(
         Float array [D]: ``Normal`` of concatenated mean and log_std, or ``TanhNormal`` with
         ``squash``. A pytree: ``Joint``.
       parameters: [..., num_parameters(action_spec)].
-      mask: legal discrete choices, [..., A] or [..., sum of sizes]; for a pytree the same
-        pytree of masks, with None for an action without one.
+      mask: legal discrete choices, [..., A] or [..., sum of sizes], or [..., K, A] for K choices of
+        the same size; for a pytree the same pytree of masks, with None for an action without one.
       squash: whether to squash float actions by tanh to the spec's bounds, which must be finite,
         and clip log_std to ``LOG_STD_RANGE`` as SAC does.
 
@@ -126,6 +126,9 @@ def _from_spec(
     if np.issubdtype(spec.dtype, np.integer):
         sizes = _sizes(spec)
         if mask is not None:
+            by_choice = (*parameters.shape[:-1], len(sizes), sizes[0])
+            if spec.shape and len(set(sizes)) == 1 and np.shape(mask) == by_choice:
+                mask = mask.reshape(parameters.shape)
             check_mask(f"from_parameters: {spec}", parameters, mask)
         if not spec.shape:
             return categorical(parameters, mask)

@@ -46,6 +46,10 @@ def make_backend(name_or_builder: str | EnvBuilder, type_: str, config: PoolConf
             "Env pool: name_or_builder must be a name or a callable that builds an environment; "
             f"got {type(name_or_builder).__name__}."
         )
+    if type_ != "jax" and config.options.get("joint"):
+        from rlstack.envs.seats.joint import JointBackend
+
+        return JointBackend(name_or_builder, type_, config)
     for prefix, backend in _PREFIXES.items():
         if isinstance(name_or_builder, str) and name_or_builder.startswith(prefix):
             if type_ not in ("auto", "async"):

@@ -40,8 +40,25 @@ from rlstack.exploration import (
 from rlstack.math.n_step import NStep
 from rlstack.networks.torsos import action_mask
 from rlstack.optimizers import OptimizerConfig, component_optimizer
-from rlstack.stateful_params import moved_towards, training, weights_of, with_weights
-from rlstack.types import Array, Batch, LearnerOutput, Logs, Params, PRNGKey, PyTree, TimeStep
+from rlstack.stateful_params import (
+    evaluating,
+    moved_towards,
+    training,
+    weights_of,
+    with_weights,
+)
+from rlstack.types import (
+    AgentState,
+    Array,
+    Batch,
+    LearnerOutput,
+    Logs,
+    Params,
+    PRNGKey,
+    PyTree,
+    TimeStep,
+    Trajectory,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +157,91 @@ class TargetNetworkAgent(Agent):
         return learner_state._replace(
             opt_state=opt_state, target_params=target, num_updates=num_updates
         )
+
+
+class SequenceState(NamedTuple):
+    """The acting state of each environment, for agents that learn from sequences."""
+
+    counts: Counts  # kept from one episode to the next
+    core: AgentState  # [B, ...] the recurrent core's state
+
+
+class SequenceQLearning(TargetNetworkAgent):
+    """An agent that learns action values from sequences, with a recurrent network or without.
+
+    The first ``burn_in`` steps of a sequence only bring the core's state up to date, which is
+    stored with its first step. A subclass states ``reads_first_state`` and defines `loss`.
+    """
+
+    @abc.abstractmethod
+    def loss(
+        self, params: Params, target_params: Params, batch: Batch
+    ) -> tuple[Array, tuple[Logs, Array]]:
+        """Returns the loss, (logs, priorities ``[B]``); the gradient is that of ``params`` only."""
+
+    def of_network(self, params: Params) -> Params:
+        """Returns the part of the agent's params that the network takes, by default all."""
+        return params
+
+    def initial_state(self, batch_size: int) -> SequenceState:
+        """Returns counts of 0 and the core's initial state, ``[B, ...]``."""
+        return SequenceState(initial_counts(batch_size), self.network.initial_state(batch_size))
+
+    def actor_step(
+        self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: SequenceState
+    ) -> tuple[QOutput, SequenceState]:
+        """Chooses actions for ``[B, ...]`` steps; the policy sees values as logits."""
+        values, core = self.network.apply(None, self.of_network(params), timestep, state.core)
+        action = self.policy(rng_key, preferences(values, timestep), state.counts)
+        return QOutput(action), SequenceState(next_counts(state.counts, timestep), core)
+
+    def action_distribution(
+        self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: SequenceState
+    ) -> distributions.Categorical:
+        """Returns the legal choices, with their values as logits."""
+        del rng_key
+        values = self.network.apply(None, self.of_network(params), timestep, state.core)[0]
+        return preferences(values, timestep)
+
+    def compute_gradients(
+        self, params: Params, learner_state: TargetLearnerState, batch: Batch
+    ) -> tuple[PyTree, LearnerOutput]:
+        """Returns the gradient of `loss`, its logs, and the sequences' new priorities."""
+        learned = training(learner_state.rng_key, params, learner_state.num_updates)
+
+        def loss(weights: PyTree) -> tuple[Array, tuple[Logs, Array]]:
+            return self.loss(with_weights(learned, weights), learner_state.target_params, batch)
+
+        grads, (logs, priorities) = jax.grad(loss, has_aux=True)(weights_of(params))
+        return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)}, priorities)
+
+    def values(self, params: Params, trajectory: Trajectory) -> Array:
+        """Returns the action values of the steps after the burn-in, ``[T + 1 - burn_in, B, A]``."""
+        after, core = self.after_burn_in(params, trajectory)
+        return self.network.unroll(None, self.of_network(params), after, core)[0]
+
+    def after_burn_in(self, params: Params, trajectory: Trajectory) -> tuple[TimeStep, AgentState]:
+        """Returns the steps after the burn-in, and the core's state before them.
+
+        The core starts from the stored state of the first step. No gradient flows through the
+        burn-in, which is in evaluation mode.
+
+        Raises:
+          ValueError: the burn-in is as long as the sequence.
+        """
+        burn_in, length = self.cfg.burn_in, trajectory.timestep.step_type.shape[0] - 1
+        if burn_in >= length:
+            raise ValueError(
+                f"{type(self).__name__}: burn_in ({burn_in}) must be less than the sequence's "
+                f"{length} transitions. Raise --replay.unroll-length, or lower --agent.burn-in."
+            )
+        core = jax.tree.map(lambda x: x[0], trajectory.agent_state.core)
+        if burn_in:
+            before = jax.tree.map(lambda x: x[:burn_in], trajectory.timestep)
+            fixed = evaluating(self.of_network(params))
+            _, core = self.network.unroll(None, fixed, before, core)
+        after = jax.tree.map(lambda x: x[burn_in:], trajectory.timestep)
+        return after, jax.lax.stop_gradient(core)
 
 
 class QLearning(TargetNetworkAgent):

@@ -30,28 +30,31 @@ class Cover:
 
     It is a task like simple_spread of Lowe et al. (2017, arXiv:1706.02275), without momentum.
     Agents and landmarks begin at random places. An action stays, or moves by 0.15 in one of four
-    directions. The reward of every agent is minus the sum over landmarks of the distance to the
-    nearest agent; an agent that is nearer than 0.3 to others pays 1 for each of them. Episodes are
-    truncated after ``length`` steps.
+    directions; with ``continuous`` it moves by at most 0.15 along each axis. The reward of every
+    agent is minus the sum over landmarks of the distance to the nearest agent; an agent that is
+    nearer than 0.3 to others pays 1 for each of them. Episodes are truncated after ``length``
+    steps.
 
     Observation: ``[4 * agents]`` float32: the agent's place, then the landmarks and the other
     agents relative to it. State for a critic: all places, ``[4 * agents]``.
     """
 
-    def __init__(self, agents: int = 3, length: int = 25) -> None:
+    def __init__(self, agents: int = 3, length: int = 25, continuous: bool = False) -> None:
         if agents < 2 or length < 1:
             raise ValueError(
                 f"Cover: agents must be at least 2, and length at least 1; got {agents}, {length}."
             )
         self.seats = tuple(f"agent_{i}" for i in range(agents))
-        self._length = length
+        self._length, self._continuous = length, continuous
 
     def observation_spec(self) -> specs.Array:
         """Returns the spec of the places that an agent sees."""
         return specs.Array((4 * len(self.seats),), np.float32, "seen")
 
-    def action_spec(self) -> specs.DiscreteArray:
-        """Returns the spec of the move: stay, left, right, down, up."""
+    def action_spec(self) -> specs.Array:
+        """Returns the spec of the move: stay, left, right, down, up; or a vector."""
+        if self._continuous:
+            return specs.BoundedArray((2,), np.float32, -1.0, 1.0, "move")
         return specs.DiscreteArray(len(_MOVES), np.int32, "move")
 
     def state_spec(self) -> specs.Array:
@@ -72,7 +75,8 @@ class Cover:
     def step(self, rng_key: PRNGKey, state: CoverState, action: Array) -> GameOutcome:
         """Moves all agents."""
         del rng_key
-        agents = jnp.clip(state.agents + _STEP * jnp.asarray(_MOVES)[action], -1.0, 1.0)
+        move = action if self._continuous else jnp.asarray(_MOVES)[action]
+        agents = jnp.clip(state.agents + _STEP * move, -1.0, 1.0)
         after = CoverState(agents, state.landmarks, state.time + 1)
         number = len(self.seats)
         to_landmarks = _distances(state.landmarks, agents)  # [landmarks, agents]

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlstack.checks import WrongKindError
+from rlstack.envs.seats.joint import JOINT
 from rlstack.imports.versions import PREFIXED
 from rlstack.jax_envs.environment import BatchedEnv, JaxEnv
 from rlstack.jax_envs.game import BatchedGame, JaxGame, is_game
+from rlstack.jax_envs.joint import JointGame
 from rlstack.jax_envs.showing import SHOWN, showing
 from rlstack.references import import_named, load_object
 
@@ -59,18 +61,19 @@ def make_batch(
 ) -> BatchedEnv:
     """Returns environments with the time rules, or the seats of games; see `make_jax_env`.
 
-    Games of several seats have two more options, those of `rlstack.jax_envs.showing.showing`:
-    ``seat_index`` and ``critic_state``.
+    Games of several seats have three more options: ``seat_index`` and ``critic_state`` of
+    `rlstack.jax_envs.showing.showing`, and ``joint``, with which a row is a game.
 
     Raises:
       ValueError, WrongKindError: as `make_jax_env` and `showing` say.
       EnvError: the environment does not fit its specs.
     """
     options = dict(options or {})
-    seen = {name: options.pop(name) for name in SHOWN if name in options}
+    seen = {name: options.pop(name) for name in (*SHOWN, JOINT) if name in options}
     env: Any = make_jax_env(name_or_builder, options)
     if is_game(env):
-        return BatchedGame(showing(env, **seen))
+        made = JointGame if seen.pop(JOINT, False) else BatchedGame
+        return made(showing(env, **seen))
     if seen:
         raise ValueError(
             f"JAX environment {name_or_builder}: {', '.join(seen)} must be left out, because it is "

@@ -40,7 +40,7 @@ def without_choice(spec: EnvSpec) -> Callable[[TimeStep], Array] | None:
     parts = [
         (i, sizes)
         for i, (action, mask) in enumerate(zip(actions, masks, strict=True))
-        if (sizes := _sizes(action)) and getattr(mask, "shape", None) == (sum(sizes),)
+        if (sizes := _sizes(action)) and _fits(getattr(mask, "shape", None), sizes)
     ]
     if not parts:
         return None
@@ -75,8 +75,14 @@ def _sizes(action: specs.Array) -> list[int]:
     return np.broadcast_to(sizes, action.shape or (1,)).ravel().tolist()
 
 
+def _fits(shape: object, sizes: list[int]) -> bool:
+    """Returns whether a mask marks the values of all choices, flat or with an axis of choices."""
+    alike = len(set(sizes)) == 1
+    return shape == (sum(sizes),) or (alike and shape == (len(sizes), sizes[0]))
+
+
 def _every_choice_is_possible(mask: Array, sizes: list[int]) -> Array:
-    """Returns bool ``[B]`` for a mask ``[B, sum of sizes]``."""
+    """Returns bool ``[B]`` for a mask ``[B, sum of sizes]``, or ``[B, K, A]``."""
     if len(set(sizes)) == 1:
         return mask.reshape((len(mask), len(sizes), sizes[0])).any(-1).all(-1)
     ends = np.cumsum(sizes)

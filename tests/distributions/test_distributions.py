@@ -356,6 +356,16 @@ def test_from_parameters_misuse_raises():
         dist.from_parameters(real, np.zeros((2, 4)), squash=True)
 
 
+def test_masks_may_have_an_axis_of_choices_of_the_same_size():
+    spec = specs.BoundedArray((2,), np.int32, 0, 2)
+    logits = jnp.arange(12.0).reshape(2, 6)
+    mask = np.array([[[1, 1, 0], [1, 0, 0]], [[1, 0, 1], [1, 1, 0]]])
+    found = dist.from_parameters(spec, logits, mask)
+    assert found.mode().tolist() == [[1, 0], [2, 1]]
+    flat = dist.from_parameters(spec, logits, mask.reshape(2, 6))
+    np.testing.assert_array_equal(found.logits, flat.logits)
+
+
 @pytest.mark.parametrize("shape", [(8, 1, 4), (1, 8, 4), (1, 4), (8, 1), (8, 3), (4,), (8,), ()])
 def test_masks_of_other_shapes_than_the_logits_are_refused(shape):
     """By broadcasting, one entry would make all actions legal or none, and an axis more a batch."""

@@ -10,6 +10,8 @@ import pytest
 from rlstack.agents import AGENTS
 from rlstack.agents.alphazero import AlphaZeroConfig
 from rlstack.agents.fixed import ScriptedConfig
+from rlstack.agents.maddpg import MADDPGConfig
+from rlstack.agents.qmix import QMIXConfig
 from rlstack.configs.acting import EvaluatorConfig
 from rlstack.programs.config.experiment import EnvConfig
 from rlstack.programs.config.presets import PRESETS, preset
@@ -43,8 +45,8 @@ def tiny(name):
         _TOYS + ("PointMass" if continuous else "Catch"), experiment.env.num_envs, "jax"
     )
     agent, replay = experiment.agent, experiment.replay
-    if isinstance(agent, AlphaZeroConfig):
-        env = experiment.env  # its model
+    if isinstance(agent, AlphaZeroConfig | QMIXConfig | MADDPGConfig):
+        env = experiment.env  # its model, or joint rows
     if isinstance(agent, ScriptedConfig):
         agent = ScriptedConfig("tests.fused.test_fused_agents:stay")
     if replay.sampler != "fifo":

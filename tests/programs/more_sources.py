@@ -13,6 +13,25 @@ def of_agent(**constants):
 
 MORE = [
     (
+        ("https://arxiv.org/abs/1803.11485",),
+        ("twostep-qmix", "twostep-vdn"),
+        {
+            "frames": 10_000,
+            "env.num_envs": 1,
+            "updates a frame": 1 / 2,  # an episode has two frames
+            "replay.batch_size": 2 * 32,
+            "replay.max_size": 2 * 500,
+            "agent.discount": 0.99,
+            "agent.target_period": 100,
+            "agent.optimizer.name": "rmsprop",
+            "agent.optimizer.learning_rate": 5e-4,
+            "network.hidden_sizes": (64,),
+            "twostep-qmix agent.mixer_size": 8,
+            **of_agent(epsilon_start=1.0, epsilon_end=1.0),
+        },
+        {"env.num_envs": (8, "more frames a second")},
+    ),
+    (
         (f"{GITHUB}nicklashansen/tdmpc2/blob/main/tdmpc2/config.yaml",),
         ("halfcheetah-tdmpc2",),
         {

@@ -582,6 +582,7 @@ WITHOUT_SOURCE = {
     *("bitflip-her", "reach-her"),
     *("cartpole-muzero", "catch-muzero", "minatar-breakout-muzero", "pendulum-muzero"),
     *("tictactoe-alphazero", "connect-four-alphazero", "pendulum-tdmpc2"),
+    *("spread-qmix", "cover-maddpg", "spread-maddpg"),
 }
 
 SKIP = 4  # frames of an Atari game in one step

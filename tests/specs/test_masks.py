@@ -51,6 +51,14 @@ def test_rows_without_a_legal_action_are_found_but_not_where_an_episode_ends(
     np.testing.assert_array_equal(named(step), expected)
 
 
+def test_masks_may_have_an_axis_of_choices():
+    mask = specs.BoundedArray((2, 3), np.int8, 0, 1)
+    spec = EnvSpec({"action_mask": mask}, specs.BoundedArray((2,), np.int32, 0, 2))
+    masks = np.array([[[1, 0, 0], [0, 0, 1]], [[1, 1, 1], [0, 0, 0]]], np.int8)
+    step = TimeStep(np.array([FIRST, MID]), None, None, {"action_mask": masks})
+    np.testing.assert_array_equal(without_choice(spec)(step), [False, True])
+
+
 def test_there_is_nothing_to_find_without_a_mask_of_the_action():
     mask, action = specs.BoundedArray((3,), np.int8, 0, 1), specs.DiscreteArray(3)
     for spec in (

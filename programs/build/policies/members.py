@@ -11,9 +11,8 @@ import numpy as np
 
 from rlstack.agents import AGENTS
 from rlstack.configs.normalisation import NormalisationConfig
-from rlstack.envs.cpp import library
-from rlstack.envs.factory import resolve
 from rlstack.envs.pool import SyncEnv
+from rlstack.envs.seats import joint
 from rlstack.envs.seats.views import SharedPool
 from rlstack.exploration import RunCounts
 from rlstack.programs.build import opponents
@@ -122,7 +121,8 @@ def resolved(experiment: Experiment) -> Experiment:
 
 def make_games(cfg: EnvConfig, num_seats: int, seed: int, **more: Any) -> Pool:
     """Makes a pool of whole games; arguments and errors are those of `make_env`."""
-    workers = opponents.workers_of_games(cfg, cfg.num_envs // num_seats)
+    games = cfg.num_envs // num_seats
+    workers = joint.workers_of_games(cfg.type, cfg.num_workers, games)
     return make_env(dataclasses.replace(cfg, num_workers=workers), seed, **more)
 
 
@@ -246,27 +246,21 @@ def _kind(experiment: Experiment, name: str) -> Kind:
 def seat_names(cfg: EnvConfig) -> tuple[str, ...]:
     """Returns the name of each seat of one game, or its number if the game names none.
 
-    An environment of one agent has one seat.
+    An environment of one agent has one seat, and so has a game whose rows are joint.
 
     Raises:
       ValueError: there is no such game, or its option ``agents`` is no number of seats.
     """
+    if cfg.options.get(joint.JOINT):
+        return ("0",)
     if cfg.type == "jax":
         from rlstack.jax_envs.factory import make_jax_env
         from rlstack.jax_envs.showing import SHOWN
 
-        options = {name: value for name, value in cfg.options.items() if name not in SHOWN}
+        shown = (*SHOWN, joint.JOINT)
+        options = {name: value for name, value in cfg.options.items() if name not in shown}
         return tuple(getattr(make_jax_env(cfg.name, options), "seats", ("0",)))
-    if ":" not in cfg.name and cfg.type in ("auto", "cpp") and cfg.name in library.names():
-        return library.seats(cfg.name, cfg.options)
-    if ":" in cfg.name and not cfg.name.startswith("rust:"):
-        named = getattr(resolve(cfg.name), "seats", None)
-        if callable(named):
-            return tuple(named(**cfg.options))
-    agents = cfg.options.get("agents", 1)
-    if not isinstance(agents, int) or agents < 1:
-        raise ValueError(f"env.options: agents must be a number of seats; got {agents!r}.")
-    return tuple(map(str, range(agents)))
+    return joint.seat_names(cfg.name, cfg.type, cfg.options)
 
 
 def _seats(
