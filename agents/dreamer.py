@@ -42,8 +42,8 @@ from rlstack.configs.world_model import WorldModelConfig
 from rlstack.exploration import Counts, explores, initial_counts, next_counts
 from rlstack.math import returns
 from rlstack.math.value_distributions import SymexpAtoms, categorical_kl
-from rlstack.networks.torsos import action_mask
 from rlstack.networks.recurrent_model import action_features, features_of, world_model
+from rlstack.networks.torsos import action_mask
 from rlstack.optimizers import OptimizerConfig, component_optimizer, optimizer_step
 from rlstack.stateful_params import moved_towards
 from rlstack.types import (
@@ -356,7 +356,7 @@ class Dreamer(Agent):
         found = distributions.from_parameters(self._unit_spec, parameters, mask)
         return _mapped(shaped, found, self._unit_spec)
 
-    def values_of(self, critic: Params, features: Array) -> jax.Array:
+    def values_of(self, critic: Params, features: Array) -> Array:
         """Returns the values at features ``[..., F]``, ``[...]``."""
         return self.atoms.mean(self.model.critic.apply(critic, features))
 
@@ -409,12 +409,12 @@ class Dreamer(Agent):
         items += (of_policy + of_values).mean(axis=0).reshape(shape).mean(axis=0)
         logs: Logs = {
             "loss": jnp.mean(batch.weights * items),
-            **{f"{name}_loss": x.mean() for name, x in model_losses.items()},
-            "policy_loss": of_policy.mean(),
-            "value_loss": of_values.mean(),
-            "replay_value_loss": of_replay.mean(),
-            "entropy": entropy.mean(),
-            "value": lambda_returns.mean(),
+            **{f"{name}_loss": jnp.mean(x) for name, x in model_losses.items()},
+            "policy_loss": jnp.mean(of_policy),
+            "value_loss": jnp.mean(of_values),
+            "replay_value_loss": jnp.mean(of_replay),
+            "entropy": jnp.mean(entropy),
+            "value": jnp.mean(lambda_returns),
             "return_low": moved[0],
             "return_high": moved[1],
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, MutableMapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from rlstack.configs.exploration import PolicyConfig
 from rlstack.configs.network import NetworkConfig
@@ -15,8 +15,10 @@ if TYPE_CHECKING:  # JAX is imported with the first agent
     from rlstack.exploration import Policy
     from rlstack.networks import LatentControl, LearnedModel, Network, PolicyAndCritic, WorldModel
 
-    # What world models are made by, of the sizes in the agent's config.
-    Made = LatentControl | LearnedModel | Network | PolicyAndCritic | Callable[..., WorldModel]
+    # A world model is built later, with the sizes of the agent's config.
+    Made: TypeAlias = (
+        LatentControl | LearnedModel | Network | PolicyAndCritic | Callable[..., WorldModel]
+    )
 
 Recorded = Literal["", "any", "demonstrations"]
 AgentClass = TypeVar("AgentClass", bound="type[Agent]")

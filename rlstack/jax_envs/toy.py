@@ -24,7 +24,7 @@ class CatchState(NamedTuple):
 class Catch:
     """A ball falls one row per step; a paddle in the last row moves left, stays or moves right.
 
-    The reward at the end is +1 for a catch and -1 for a miss. With ``pixels`` the board is a picture
+    The reward at the end is +1 for a catch and -1 for a miss. With ``pixels`` the board is an image
     of one channel.
     """
 

@@ -74,10 +74,10 @@ class ScaledAtoms(NamedTuple):
 
 
 class SymexpAtoms(NamedTuple):
-    """Atoms that are evenly spaced in symlog of their numbers, with means in the numbers' own scale.
+    """Atoms that are evenly spaced in symlog of their numbers, with means of the numbers.
 
-    Hafner et al. (2025), https://doi.org/10.1038/s41586-025-08744-2: unlike those of `ScaledAtoms`,
-    means are those of the numbers, so that a mean of targets is the mean of their numbers.
+    Hafner et al. (2025), https://doi.org/10.1038/s41586-025-08744-2: unlike with `ScaledAtoms`,
+    a mixture of distributions means the mean of the numbers that they mean.
     """
 
     most: float  # the largest absolute number

@@ -111,10 +111,16 @@ def _build(
     def without_key(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda params, *args: function(params, None, *args)
 
+    encode, follow, posterior, prior, decode, outlook = map(without_key, applied)
     return WorldModel(
         lambda rng_key: init(rng_key, parts.observation),
         parts.see,
-        *map(without_key, applied),
+        encode,
+        follow,
+        posterior,
+        prior,
+        decode,
+        outlook,
         parts.part(num_parameters(action_spec), _FIRST_POLICY, "policy"),
         parts.part(cfg.num_atoms, 0.0, "critic"),
         parts.sizes.recurrent,
@@ -144,9 +150,7 @@ class _Parts:
             found.append(ImageEncoder(self.sizes.depth, *self._look, "image_encoder")(seen.image))
         return jnp.concatenate(found, axis=-1)
 
-    def follow(
-        self, recurrent: jax.Array, categories: jax.Array, action: jax.Array
-    ) -> jax.Array:
+    def follow(self, recurrent: jax.Array, categories: jax.Array, action: jax.Array) -> jax.Array:
         core = BlockGRU(self.sizes.hidden, self.sizes.blocks, *self._look, "core")
         return core(recurrent, categories.reshape(len(recurrent), -1), action)
 
@@ -207,9 +211,12 @@ class _Parts:
         def forward(features: jax.Array) -> jax.Array:
             return Head(self._units, size, scale, *self._look, name)(features)
 
-        function = hk.without_apply_rng(hk.transform(in_precision(self._cfg.dtype, forward)))
+        init, apply = hk.transform(in_precision(self._cfg.dtype, forward))
         zeros = jnp.zeros((1, self.sizes.recurrent + self.shape[0] * self.shape[1]))
-        return Part(lambda rng_key: function.init(rng_key, zeros), function.apply)
+        return Part(
+            lambda rng_key: init(rng_key, zeros),
+            lambda params, features: apply(params, None, features),
+        )
 
 
 def features_of(recurrent: Array, categories: Array) -> jax.Array:
@@ -268,7 +275,7 @@ def _is_image(spec: specs.Array, scale_pixels: bool) -> bool:
     """Returns whether an array has axes of an image, and values in [0, 1] once it is read."""
     if len(spec.shape) != 3:
         return False
-    if spec.dtype == np.uint8 and scale_pixels or spec.dtype == bool:
+    if (spec.dtype == np.uint8 and scale_pixels) or spec.dtype == bool:
         return True
     known = isinstance(spec, specs.BoundedArray)
     return known and bool(np.min(spec.minimum) >= 0 and np.max(spec.maximum) <= 1)

@@ -24,8 +24,8 @@ _CONSTANT_RATE = {"optimistic_adam", "rprop", "sm3"}
 def optimizers() -> Mapping[str, Callable[..., optax.GradientTransformation]]:
     """Returns the optimizers of optax and `optax.contrib` that need only gradients and params.
 
-    With them is `laprop`. They are the functions whose first parameter is ``learning_rate``, except parts of optimizers
-    (``scale_by_...``).
+    They are the functions whose first parameter is ``learning_rate``, except parts of optimizers
+    (``scale_by_...``); and `laprop`.
     """
     found: dict[str, Callable[..., optax.GradientTransformation]] = {"laprop": laprop}
     for module in (optax, optax.contrib):

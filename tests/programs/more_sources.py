@@ -13,6 +13,45 @@ def of_agent(**constants):
 
 MORE = [
     (
+        (f"{GITHUB}danijar/dreamerv3/blob/main/dreamerv3/configs.yaml",),
+        ("halfcheetah-dreamer", "breakout-dreamer"),
+        {
+            "halfcheetah-dreamer updates a frame": 1_024 / (16 * 64),  # train ratios
+            "breakout-dreamer updates a frame": 256 / (16 * 64),
+            "replay.batch_size": 16,
+            "replay.unroll_length": 64,
+            "replay.max_size": 5_000_000,
+            "halfcheetah-dreamer env.num_envs": 16,
+            "breakout-dreamer env.num_envs": 1,
+            "halfcheetah-dreamer frames": 1_100_000,
+            "breakout-dreamer frames": 110_000,
+            "halfcheetah-dreamer agent.model.size": "1m",
+            "breakout-dreamer agent.model.size": "200m",
+            **of_agent(horizon=15, discount=1 - 1 / 333, return_lambda=0.95, unimix=0.01),
+            **of_agent(free_nats=1.0, prior_cost=1.0, posterior_cost=0.1, replay_value_cost=0.3),
+            **of_agent(slow_value_cost=1.0, target_rate=0.02, entropy_cost=3e-4),
+            **of_agent(return_rate=0.01, least_range=1.0, min_std=0.1, max_std=1.0),
+            **of_agent(write_back=True, max_grad_norm=0.0),
+            "agent.optimizer.name": "laprop",
+            "agent.optimizer.learning_rate": 4e-5,
+            "agent.optimizer.warmup_steps": 1_000,
+            "agent.optimizer.anneal_steps": 0,
+            "agent.optimizer.arguments": {"agc": 0.3},
+            "network.num_atoms": 255,
+            "network.activation": "silu",
+            "network.norm": "rms",
+            "breakout-dreamer network.dtype": "bfloat16",
+            "halfcheetah-dreamer network.dtype": "bfloat16",
+            "breakout-dreamer env.options.img_height": 64,
+            "breakout-dreamer env.options.gray_scale": False,
+        },
+        {
+            "halfcheetah-dreamer replay.max_size": (1_000_000, "nearly all frames"),
+            "breakout-dreamer replay.max_size": (110_000, "all frames"),
+            "halfcheetah-dreamer network.dtype": ("float32", "it may run on a CPU"),
+        },
+    ),
+    (
         (f"{GITHUB}nicklashansen/tdmpc2/blob/main/tdmpc2/config.yaml",),
         ("halfcheetah-tdmpc2",),
         {

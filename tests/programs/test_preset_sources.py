@@ -582,6 +582,7 @@ WITHOUT_SOURCE = {
     *("bitflip-her", "reach-her"),
     *("cartpole-muzero", "catch-muzero", "minatar-breakout-muzero"),
     *("tictactoe-alphazero", "connect-four-alphazero", "pendulum-tdmpc2"),
+    *("cartpole-dreamer", "catch-dreamer"),
 }
 
 SKIP = 4  # frames of an Atari game in one step

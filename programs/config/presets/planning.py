@@ -255,9 +255,9 @@ def cartpole_dreamer(name: str) -> Experiment:
         agent=agent,
         env=EnvConfig("CartPole-v1", num_envs=4),
         network=dataclasses.replace(_SILU, num_atoms=63),
-        replay=_episodes(8, 32, 30_000, 500, updates_per_frame=1 / 4),
+        replay=_episodes(8, 32, 10_000, 500, updates_per_frame=1 / 4),
         evaluator=EvaluatorConfig(episodes=20, num_envs=20),
-        frames=20_000,
+        frames=10_000,
     )
 
 
@@ -269,16 +269,14 @@ def catch_dreamer(name: str) -> Experiment:
         max_value=10.0,
         optimizer=OptimizerConfig("laprop", 1e-3, warmup_steps=100, arguments={"agc": 0.3}),
     )
-    env = EnvConfig(
-        "rlstack.jax_envs.toy:Catch", num_envs=4, type="jax", options={"pixels": True}
-    )
+    env = EnvConfig("rlstack.jax_envs.toy:Catch", num_envs=4, type="jax", options={"pixels": True})
     return Experiment(
         preset=name,
         agent=agent,
         env=env,
         topology="fused",
         network=dataclasses.replace(_SILU, num_atoms=41),
-        replay=_episodes(8, 20, 10_000, 500, updates_per_frame=1 / 4),
+        replay=_episodes(8, 20, 10_000, 500, updates_per_frame=1 / 2),
         evaluator=EvaluatorConfig(episodes=200, num_envs=50),
         frames=8_000,
     )
@@ -302,11 +300,15 @@ def halfcheetah_dreamer(name: str) -> Experiment:
 @preset
 def breakout_dreamer(name: str) -> Experiment:
     """Breakout on pixels in 110,000 steps by DreamerV3, with the authors' constants; for a GPU."""
-    options = {"img_height": 64, "img_width": 64, "stack_num": 1, "gray_scale": False}
+    env = EnvConfig(
+        "Breakout-v5",
+        num_envs=1,
+        options={"img_height": 64, "img_width": 64, "stack_num": 1, "gray_scale": False},
+    )
     return Experiment(
         preset=name,
         agent=DreamerConfig(model=WorldModelConfig("200m")),
-        env=EnvConfig("Breakout-v5", num_envs=1, options=options),
+        env=env,
         network=dataclasses.replace(_SILU, dtype="bfloat16"),
         replay=_episodes(16, 64, 110_000, 1_024, updates_per_frame=1 / 4),
         evaluator=EvaluatorConfig(episodes=10, num_envs=10),

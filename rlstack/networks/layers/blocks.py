@@ -80,9 +80,7 @@ class BlockGRU(hk.Module):
         x = BlockLinear(size // self._blocks, "hidden")(jnp.concatenate([own, shared], axis=-1))
         x = self._activation(normalised(x.reshape(rows, size), self._block, is_training=False))
         gates = BlockLinear(3 * size // self._blocks, "gates")(x.reshape(own.shape))
-        reset, candidate, update = (
-            x.reshape(rows, size) for x in jnp.split(gates, 3, axis=-1)
-        )
+        reset, candidate, update = (x.reshape(rows, size) for x in jnp.split(gates, 3, axis=-1))
         candidate = jnp.tanh(jax.nn.sigmoid(reset) * candidate)
         update = jax.nn.sigmoid(update - 1.0)  # at first the state changes slowly
         return update * candidate + (1.0 - update) * state

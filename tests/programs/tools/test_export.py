@@ -194,6 +194,7 @@ def test_onnx_acts_as_the_policy(name, runs, tmp_path):
         *("pendulum-crossq", "pendulum-tqc", "pendulum-simba", "pendulum-d4pg", "pendulum-mpo"),
         *("cartpole-vmpo", "cartpole-ppg", "deepsea-rnd", "toll-ppo-lagrangian"),
         *("catch-muzero", "tictactoe-alphazero", "pendulum-tdmpc2"),
+        "cartpole-dreamer",
     ],
 )
 def test_agents_of_every_kind_can_be_exported(name, tmp_path):
