@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, MutableMapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from rlstack.configs.exploration import PolicyConfig
 from rlstack.configs.network import NetworkConfig
@@ -13,12 +13,7 @@ from rlstack.references import Sources
 if TYPE_CHECKING:  # JAX is imported with the first agent
     from rlstack.agent import Agent
     from rlstack.exploration import Policy
-    from rlstack.networks import LatentControl, LearnedModel, Network, PolicyAndCritic, WorldModel
-
-    # A world model is built later, with the sizes of the agent's config.
-    Made: TypeAlias = (
-        LatentControl | LearnedModel | Network | PolicyAndCritic | Callable[..., WorldModel]
-    )
+    from rlstack.networks import AnyNetwork
 
 Recorded = Literal["", "any", "demonstrations"]
 AgentClass = TypeVar("AgentClass", bound="type[Agent]")
@@ -28,7 +23,7 @@ class Entry(NamedTuple):
     """An agent and the properties that programs need; `register` explains the fields."""
 
     agent: type[Agent]
-    network: Callable[..., Made]
+    network: Callable[..., AnyNetwork]
     policy: Callable[[Any, int], Policy]
     offline: bool
     recorded: Recorded
@@ -121,7 +116,7 @@ def sample(cfg: object, num_envs: int) -> Policy:
 def register(
     config: type,
     *,
-    network: Callable[..., Made],
+    network: Callable[..., AnyNetwork],
     policy: Callable[[Any, int], Policy] = sample,
     offline: bool = False,
     recorded: Recorded = "",

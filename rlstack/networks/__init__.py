@@ -8,7 +8,8 @@ rlstack.specs.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 from rlstack.imports.deferred import defer_package, deferred, on_first_use
 
@@ -72,6 +73,11 @@ if TYPE_CHECKING:
     from rlstack.networks.micro_batches import in_parts
     from rlstack.networks.ragged.transformer import ragged_policy, ragged_transformer
     from rlstack.networks.recurrent_model import WorldModel, world_model
+
+    # What agents are made with; a world model is built later, with the sizes of the agent's config.
+    AnyNetwork: TypeAlias = (
+        LatentControl | LearnedModel | Network | PolicyAndCritic | Callable[..., WorldModel]
+    )
 
 # JAX needs LAPACK for orthogonal initial weights, and takes it from two modules of this package.
 # The package itself takes ten times as long to import as these modules.

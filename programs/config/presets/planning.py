@@ -242,32 +242,40 @@ def _episodes(
     )
 
 
+def _laprop(learning_rate: float, steps: int) -> OptimizerConfig:
+    """Returns the authors' optimizer with a learning rate that falls to 0."""
+    arguments = {"agc": 0.3}
+    return OptimizerConfig("laprop", learning_rate, steps, warmup_steps=100, arguments=arguments)
+
+
 @preset
 def cartpole_dreamer(name: str) -> Experiment:
     """CartPole-v1 by DreamerV3, with a small model."""
+    frames, updates_per_frame = 10_000, 1 / 4
     agent = DreamerConfig(
         model=WorldModelConfig("tiny", recurrent=128, hidden=64, units=64),
         max_value=1_000.0,
-        optimizer=OptimizerConfig("laprop", 1e-3, warmup_steps=100, arguments={"agc": 0.3}),
+        optimizer=_laprop(1e-3, int(frames * updates_per_frame)),
     )
     return Experiment(
         preset=name,
         agent=agent,
         env=EnvConfig("CartPole-v1", num_envs=4),
         network=dataclasses.replace(_SILU, num_atoms=63),
-        replay=_episodes(8, 32, 10_000, 500, updates_per_frame=1 / 4),
+        replay=_episodes(8, 32, frames, 500, updates_per_frame),
         evaluator=EvaluatorConfig(episodes=20, num_envs=20),
-        frames=10_000,
+        frames=frames,
     )
 
 
 @preset
 def catch_dreamer(name: str) -> Experiment:
     """Catch on pixels by DreamerV3, with a small model, in one compiled program."""
+    frames, updates_per_frame = 8_000, 1 / 2
     agent = DreamerConfig(
         model=WorldModelConfig("tiny"),
         max_value=10.0,
-        optimizer=OptimizerConfig("laprop", 1e-3, warmup_steps=100, arguments={"agc": 0.3}),
+        optimizer=_laprop(1e-3, int(frames * updates_per_frame)),
     )
     env = EnvConfig("rlstack.jax_envs.toy:Catch", num_envs=4, type="jax", options={"pixels": True})
     return Experiment(
@@ -276,9 +284,9 @@ def catch_dreamer(name: str) -> Experiment:
         env=env,
         topology="fused",
         network=dataclasses.replace(_SILU, num_atoms=41),
-        replay=_episodes(8, 20, 10_000, 500, updates_per_frame=1 / 2),
+        replay=_episodes(8, 20, frames, 500, updates_per_frame),
         evaluator=EvaluatorConfig(episodes=200, num_envs=50),
-        frames=8_000,
+        frames=frames,
     )
 
 
