@@ -13,7 +13,7 @@ from rlstack.references import Sources
 if TYPE_CHECKING:  # JAX is imported with the first agent
     from rlstack.agent import Agent
     from rlstack.exploration import Policy
-    from rlstack.networks import LatentControl, LearnedModel, Network, PolicyAndCritic
+    from rlstack.networks import AnyNetwork
 
 Recorded = Literal["", "any", "demonstrations"]
 AgentClass = TypeVar("AgentClass", bound="type[Agent]")
@@ -23,7 +23,7 @@ class Entry(NamedTuple):
     """An agent and the properties that programs need; `register` explains the fields."""
 
     agent: type[Agent]
-    network: Callable[..., LatentControl | LearnedModel | Network | PolicyAndCritic]
+    network: Callable[..., AnyNetwork]
     policy: Callable[[Any, int], Policy]
     offline: bool
     recorded: Recorded
@@ -116,7 +116,7 @@ def sample(cfg: object, num_envs: int) -> Policy:
 def register(
     config: type,
     *,
-    network: Callable[..., LatentControl | LearnedModel | Network | PolicyAndCritic],
+    network: Callable[..., AnyNetwork],
     policy: Callable[[Any, int], Policy] = sample,
     offline: bool = False,
     recorded: Recorded = "",

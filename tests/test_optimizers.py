@@ -86,6 +86,25 @@ def test_arguments_are_those_of_optax():
         jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
+def test_laprop_clips_by_the_params_and_takes_the_momentum_of_scaled_gradients():
+    arguments = {"b1": 0.5, "b2": 0.75, "agc": 0.25}
+    optimizer = make_optimizer(OptimizerConfig("laprop", 0.1, arguments=arguments))
+    params = {"w": jnp.array([3.0, 4.0]), "zero": jnp.zeros(2)}
+    state, square, momentum = optimizer.init(params), np.zeros(2), np.zeros(2)
+    for step, gradient in enumerate(([6.0, 8.0], [0.3, -0.1], [0.0, 2.0]), start=1):
+        grads = {"w": jnp.array(gradient), "zero": jnp.array(gradient)}
+        updates, state = optimizer.update(grads, state, params)
+        # A quarter of the params' norm of 5 is the largest norm.
+        gradient = np.array(gradient) / max(np.linalg.norm(gradient) / 1.25, 1)
+        square = 0.75 * square + 0.25 * gradient**2
+        scaled = gradient / np.sqrt(square / (1 - 0.75**step))
+        momentum = 0.5 * momentum + 0.5 * scaled
+        wanted = -0.1 * momentum / (1 - 0.5**step)
+        np.testing.assert_allclose(updates["w"], wanted, rtol=1e-5)
+        assert np.isfinite(updates["zero"]).all()
+        assert np.any(updates["zero"])  # params of 0 can move
+
+
 def test_an_eps_of_none_is_optaxs_except_for_the_usual_three():
     (ours,) = moves(make_optimizer(OptimizerConfig("adabelief", 0.1)))
     (theirs,) = moves(optax.adabelief(0.1))

@@ -49,6 +49,14 @@ class Categorical(NamedTuple):
         """Returns which actions are legal, [..., A] bool."""
         return jnp.asarray(self.logits) > 0.5 * ILLEGAL
 
+    def mixed(self, share: float) -> Categorical:
+        """Returns it with this share of its probability spread evenly over the legal actions."""
+        legal = self.legal()
+        uniform = legal / jnp.maximum(legal.sum(axis=-1, keepdims=True), 1)
+        probs = (1.0 - share) * self.probs() + share * uniform
+        tiny = jnp.finfo(jnp.float32).tiny
+        return Categorical(jnp.where(legal, jnp.log(jnp.maximum(probs, tiny)), ILLEGAL))
+
     def entropy(self) -> Array:
         """Returns the entropy over legal actions, [...]."""
         return -jnp.sum(self.probs() * self.log_probs(), axis=-1)
@@ -74,6 +82,10 @@ class MultiCategorical(NamedTuple):
     def categorical(self) -> Categorical:
         """Returns the components as one ``Categorical`` over [..., K], actions from 0."""
         return Categorical(self.logits)
+
+    def mixed(self, share: float) -> MultiCategorical:
+        """Returns it with each component mixed as `Categorical.mixed` says."""
+        return self._replace(logits=self.categorical().mixed(share).logits)
 
     def sample(self, rng_key: PRNGKey) -> Array:
         """Draws one action per row, [..., K] int32."""

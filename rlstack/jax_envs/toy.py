@@ -24,18 +24,21 @@ class CatchState(NamedTuple):
 class Catch:
     """A ball falls one row per step; a paddle in the last row moves left, stays or moves right.
 
-    The reward at the end is +1 for a catch and -1 for a miss.
+    The reward at the end is +1 for a catch and -1 for a miss. With ``pixels`` the board is an image
+    of one channel.
     """
 
-    def __init__(self, rows: int = 10, columns: int = 5):
+    def __init__(self, rows: int = 10, columns: int = 5, pixels: bool = False):
         if rows < 2 or columns < 1:
             raise ValueError(
                 f"Catch: rows must be at least 2 and columns at least 1; got {rows} and {columns}."
             )
-        self._rows, self._columns = rows, columns
+        self._rows, self._columns, self._pixels = rows, columns, pixels
 
     def observation_spec(self) -> specs.BoundedArray:
         """Returns the spec of the board."""
+        if self._pixels:
+            return specs.BoundedArray((self._rows, self._columns, 1), np.uint8, 0, 255, "board")
         return specs.BoundedArray((self._rows, self._columns), np.float32, 0.0, 1.0, "board")
 
     def action_spec(self) -> specs.DiscreteArray:
@@ -59,7 +62,8 @@ class Catch:
 
     def _board(self, state: CatchState) -> Array:
         board = jnp.zeros((self._rows, self._columns), jnp.float32)
-        return board.at[state.row, state.column].set(1.0).at[-1, state.paddle].set(1.0)
+        board = board.at[state.row, state.column].set(1.0).at[-1, state.paddle].set(1.0)
+        return (255 * board[..., None]).astype(jnp.uint8) if self._pixels else board
 
 
 class DeepSeaState(NamedTuple):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rlstack.math.returns import symexp, symlog
 from rlstack.types import Array
 
 
@@ -70,6 +71,47 @@ class ScaledAtoms(NamedTuple):
     def _of(self, logits: Array) -> jax.Array:
         most = self.scale(jnp.float32(self.most))
         return jnp.linspace(-most, most, logits.shape[-1])
+
+
+class SymexpAtoms(NamedTuple):
+    """Atoms that are evenly spaced in symlog of their numbers, with means of the numbers.
+
+    Hafner et al. (2025), https://doi.org/10.1038/s41586-025-08744-2: unlike with `ScaledAtoms`,
+    a mixture of distributions means the mean of the numbers that they mean.
+    """
+
+    most: float  # the largest absolute number
+
+    def probs(self, numbers: Array, logits: Array) -> Array:
+        """Returns the probabilities ``[..., N]`` that mean numbers ``[...]``, without gradient."""
+        return jax.lax.stop_gradient(two_hot(numbers, self.of(logits)))
+
+    def mean(self, logits: Array) -> Array:
+        """Returns the numbers ``[...]`` that logits mean; exactly 0 for equal logits."""
+        terms = jax.nn.softmax(logits) * self.of(logits)
+        # Pairs of opposite atoms cancel, where a sum from left to right would round.
+        return 0.5 * (terms + terms[..., ::-1]).sum(axis=-1)
+
+    def of(self, logits: Array) -> jax.Array:
+        """Returns the atoms ``[N]``."""
+        half = symlog(jnp.float32(self.most))
+        atoms = symexp(jnp.linspace(-half, half, logits.shape[-1]))
+        return 0.5 * (atoms - atoms[::-1])  # symmetric to the last bit
+
+
+def two_hot(numbers: Array, atoms: Array) -> jax.Array:
+    """Returns the probabilities ``[..., N]`` of the two nearest atoms whose mean is the number.
+
+    Args:
+      numbers: ``[...]``; one beyond the atoms counts as the outermost.
+      atoms: ``[N]``, increasing, N >= 2.
+    """
+    x = jnp.clip(jnp.asarray(numbers, jnp.float32), atoms[0], atoms[-1])[..., None]
+    steps = atoms[1:] - atoms[:-1]
+    ends = [(0, 0)] * (x.ndim - 1)
+    rising = jnp.pad((x - atoms[:-1]) / steps, [*ends, (1, 0)], constant_values=1.0)
+    falling = jnp.pad((atoms[1:] - x) / steps, [*ends, (0, 1)], constant_values=1.0)
+    return jnp.maximum(jnp.minimum(rising, falling), 0.0)
 
 
 def midpoints(num_quantiles: int) -> Array:

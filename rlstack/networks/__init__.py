@@ -8,7 +8,8 @@ rlstack.specs.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 from rlstack.imports.deferred import defer_package, deferred, on_first_use
 
@@ -71,6 +72,12 @@ if TYPE_CHECKING:
     from rlstack.networks.latent_model import LearnedModel, learned_model
     from rlstack.networks.micro_batches import in_parts
     from rlstack.networks.ragged.transformer import ragged_policy, ragged_transformer
+    from rlstack.networks.recurrent_model import WorldModel, world_model
+
+    # What agents are made with; a world model is built later, with the sizes of the agent's config.
+    AnyNetwork: TypeAlias = (
+        LatentControl | LearnedModel | Network | PolicyAndCritic | Callable[..., WorldModel]
+    )
 
 # JAX needs LAPACK for orthogonal initial weights, and takes it from two modules of this package.
 # The package itself takes ten times as long to import as these modules.
@@ -100,6 +107,7 @@ __all__ = [
     "SpectralLinear",
     "Standardiser",
     "TranslationConfig",
+    "WorldModel",
     "actor_critic",
     "deterministic_policy_and_critic",
     "deterministic_policy_and_distributional_critic",
@@ -125,6 +133,7 @@ __all__ = [
     "ragged_transformer",
     "recurrent",
     "recurrent_with_state",
+    "world_model",
 ]
 
 # What few networks need.
@@ -133,6 +142,7 @@ __getattr__ = on_first_use(
     {
         "LatentControl": "control_model",
         "LearnedModel": "latent_model",
+        "WorldModel": "recurrent_model",
         "from_equinox": "adapters",
         "from_flax": "adapters",
         "in_parts": "micro_batches",
@@ -140,5 +150,6 @@ __getattr__ = on_first_use(
         "learned_model": "latent_model",
         "ragged_policy": "ragged.transformer",
         "ragged_transformer": "ragged.transformer",
+        "world_model": "recurrent_model",
     },
 )

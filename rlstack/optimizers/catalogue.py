@@ -1,4 +1,4 @@
-"""The optimizers of optax, by name, and their arguments."""
+"""The optimizers of optax and one of our own, by name, and their arguments."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 
 import optax
 import optax.contrib
+
+from rlstack.optimizers.laprop import laprop
 
 Argument = int | float | bool | str
 
@@ -23,9 +25,9 @@ def optimizers() -> Mapping[str, Callable[..., optax.GradientTransformation]]:
     """Returns the optimizers of optax and `optax.contrib` that need only gradients and params.
 
     They are the functions whose first parameter is ``learning_rate``, except parts of optimizers
-    (``scale_by_...``).
+    (``scale_by_...``); and `laprop`.
     """
-    found = {}
+    found: dict[str, Callable[..., optax.GradientTransformation]] = {"laprop": laprop}
     for module in (optax, optax.contrib):
         for name, value in vars(module).items():
             is_function = inspect.isfunction(value) or isinstance(value, functools.partial)

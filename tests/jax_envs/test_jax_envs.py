@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rlstack.checks import EnvError, WrongKindError
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.jax_envs.environment import BatchedEnv, Outcome
-from rlstack.jax_envs.toy import DeepSea, Toll
+from rlstack.jax_envs.toy import Catch, DeepSea, Toll
 from rlstack.types import StepType
 from tests.jax_envs import toy
 
@@ -176,6 +176,16 @@ def test_a_toll_is_paid_by_those_who_pass():
     # 3 standard errors are 0.25 of the costs of 8, and 0.43 and 0.17 of the returns and costs of 8
     # and 2.
     np.testing.assert_allclose(means, [(16, 8), (0, 0), (8, 2)], atol=0.45)
+
+
+def test_catch_may_show_its_board_as_an_image():
+    (_, board), (state, image) = (
+        Catch(4, 3, pixels=pixels).reset(jax.random.PRNGKey(0)) for pixels in (False, True)
+    )
+    assert image.dtype == np.uint8
+    assert Catch(4, 3, pixels=True).observation_spec().shape == image.shape == (4, 3, 1)
+    np.testing.assert_array_equal(image[..., 0], 255 * board)
+    assert image[0, state.column, 0] == image[3, 1, 0] == 255
 
 
 @pytest.mark.slow

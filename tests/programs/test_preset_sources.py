@@ -583,6 +583,7 @@ WITHOUT_SOURCE = {
     *("cartpole-muzero", "catch-muzero", "minatar-breakout-muzero", "pendulum-muzero"),
     *("tictactoe-alphazero", "connect-four-alphazero", "pendulum-tdmpc2"),
     *("spread-qmix", "cover-maddpg", "spread-maddpg"),
+    *("cartpole-dreamer", "catch-dreamer"),
 }
 
 SKIP = 4  # frames of an Atari game in one step

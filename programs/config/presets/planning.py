@@ -1,7 +1,10 @@
-"""Presets of agents that plan: Gumbel MuZero, AlphaZero and TD-MPC2.
+"""Presets of agents that learn a model: Gumbel MuZero, AlphaZero, TD-MPC2 and DreamerV3.
 
 Constants were tuned here, but those of ``halfcheetah-tdmpc2`` are the authors', of
-https://github.com/nicklashansen/tdmpc2/blob/main/tdmpc2/config.yaml.
+https://github.com/nicklashansen/tdmpc2/blob/main/tdmpc2/config.yaml, and so are those of
+``halfcheetah-dreamer`` and ``breakout-dreamer``, of
+https://github.com/danijar/dreamerv3/blob/main/dreamerv3/configs.yaml (``dmc_proprio`` and
+``atari100k``).
 """
 
 from __future__ import annotations
@@ -9,12 +12,14 @@ from __future__ import annotations
 import dataclasses
 
 from rlstack.agents.alphazero import AlphaZeroConfig
+from rlstack.agents.dreamer import DreamerConfig
 from rlstack.agents.muzero import MuZeroConfig
 from rlstack.agents.td_mpc2 import TDMPC2Config
 from rlstack.configs.acting import EvaluatorConfig
 from rlstack.configs.exploration import PolicyConfig
 from rlstack.configs.network import NetworkConfig
 from rlstack.configs.replay import ReplayConfig
+from rlstack.configs.world_model import WorldModelConfig
 from rlstack.optimizers import OptimizerConfig
 from rlstack.programs.config.experiment import EnvConfig, Experiment
 from rlstack.programs.config.presets.registry import falling, preset, transitions
@@ -240,5 +245,106 @@ def halfcheetah_tdmpc2(name: str) -> Experiment:
         ),
         evaluator=EvaluatorConfig(episodes=10, num_envs=10),
         frames=100_000,
+        checkpoint_replay=False,
+    )
+
+
+_SILU = NetworkConfig(activation="silu", norm="rms", num_atoms=255)
+
+
+def _episodes(
+    batch_size: int, unroll_length: int, max_size: int, min_size: int, updates_per_frame: float
+) -> ReplayConfig:
+    """Returns replay of sequences, of which the newest one is in each batch."""
+    return ReplayConfig(
+        sampler="uniform",
+        batch_size=batch_size,
+        unroll_length=unroll_length,
+        max_size=max_size,
+        min_size=min_size,
+        samples_per_insert=batch_size * updates_per_frame,
+        newest_share=1 / batch_size,
+    )
+
+
+def _laprop(learning_rate: float, steps: int) -> OptimizerConfig:
+    """Returns the authors' optimizer with a learning rate that falls to 0."""
+    arguments = {"agc": 0.3}
+    return OptimizerConfig("laprop", learning_rate, steps, warmup_steps=100, arguments=arguments)
+
+
+@preset
+def cartpole_dreamer(name: str) -> Experiment:
+    """CartPole-v1 by DreamerV3, with a small model."""
+    frames, updates_per_frame = 10_000, 1 / 4
+    agent = DreamerConfig(
+        model=WorldModelConfig("tiny", recurrent=128, hidden=64, units=64),
+        max_value=1_000.0,
+        optimizer=_laprop(1e-3, int(frames * updates_per_frame)),
+    )
+    return Experiment(
+        preset=name,
+        agent=agent,
+        env=EnvConfig("CartPole-v1", num_envs=4),
+        network=dataclasses.replace(_SILU, num_atoms=63),
+        replay=_episodes(8, 32, frames, 500, updates_per_frame),
+        evaluator=EvaluatorConfig(episodes=20, num_envs=20),
+        frames=frames,
+    )
+
+
+@preset
+def catch_dreamer(name: str) -> Experiment:
+    """Catch on pixels by DreamerV3, with a small model, in one compiled program."""
+    frames, updates_per_frame = 8_000, 1 / 2
+    agent = DreamerConfig(
+        model=WorldModelConfig("tiny"),
+        max_value=10.0,
+        optimizer=_laprop(1e-3, int(frames * updates_per_frame)),
+    )
+    env = EnvConfig("rlstack.jax_envs.toy:Catch", num_envs=4, type="jax", options={"pixels": True})
+    return Experiment(
+        preset=name,
+        agent=agent,
+        env=env,
+        topology="fused",
+        network=dataclasses.replace(_SILU, num_atoms=41),
+        replay=_episodes(8, 20, frames, 500, updates_per_frame),
+        evaluator=EvaluatorConfig(episodes=200, num_envs=50),
+        frames=frames,
+    )
+
+
+@preset
+def halfcheetah_dreamer(name: str) -> Experiment:
+    """HalfCheetah-v4 by DreamerV3 with the authors' constants for vectors; for an accelerator."""
+    return Experiment(
+        preset=name,
+        agent=DreamerConfig(model=WorldModelConfig("1m")),
+        env=EnvConfig("HalfCheetah-v4", num_envs=16),
+        network=_SILU,
+        replay=_episodes(16, 64, 1_000_000, 1_024, updates_per_frame=1.0),
+        evaluator=EvaluatorConfig(episodes=10, num_envs=10),
+        frames=1_100_000,
+        checkpoint_replay=False,
+    )
+
+
+@preset
+def breakout_dreamer(name: str) -> Experiment:
+    """Breakout on pixels in 110,000 steps by DreamerV3, with the authors' constants; for a GPU."""
+    env = EnvConfig(
+        "Breakout-v5",
+        num_envs=1,
+        options={"img_height": 64, "img_width": 64, "stack_num": 1, "gray_scale": False},
+    )
+    return Experiment(
+        preset=name,
+        agent=DreamerConfig(model=WorldModelConfig("200m")),
+        env=env,
+        network=dataclasses.replace(_SILU, dtype="bfloat16"),
+        replay=_episodes(16, 64, 110_000, 1_024, updates_per_frame=1 / 4),
+        evaluator=EvaluatorConfig(episodes=10, num_envs=10),
+        frames=110_000,
         checkpoint_replay=False,
     )

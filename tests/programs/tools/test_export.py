@@ -195,6 +195,7 @@ def test_onnx_acts_as_the_policy(name, runs, tmp_path):
         *("cartpole-vmpo", "cartpole-ppg", "deepsea-rnd", "toll-ppo-lagrangian"),
         *("catch-muzero", "tictactoe-alphazero", "pendulum-tdmpc2"),
         *("twostep-qmix", "cover-maddpg"),
+        "cartpole-dreamer",
     ],
 )
 def test_agents_of_every_kind_can_be_exported(name, tmp_path):
