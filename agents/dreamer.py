@@ -44,7 +44,7 @@ from rlstack.math import returns
 from rlstack.math.value_distributions import SymexpAtoms, categorical_kl
 from rlstack.networks.recurrent_model import action_features, features_of, world_model
 from rlstack.networks.torsos import action_mask
-from rlstack.optimizers import OptimizerConfig, component_optimizer, optimizer_step
+from rlstack.optimizers import OptimizerConfig, component_optimizer
 from rlstack.stateful_params import moved_towards
 from rlstack.types import (
     Array,
@@ -229,10 +229,6 @@ class Dreamer(Agent):
             lambda spec: jnp.zeros((batch_size, *spec.shape), spec.dtype), self.action_spec
         )
         return DreamerState(initial_counts(batch_size), latent, action)
-
-    def reset_state(self, state: DreamerState, first: Array) -> DreamerState:
-        """Empties the model's states where ``first`` holds, and keeps the counts."""
-        return super().reset_state(state, first)._replace(counts=state.counts)
 
     def actor_step(
         self, rng_key: PRNGKey, params: DreamerParams, timestep: TimeStep, state: DreamerState
@@ -604,12 +600,6 @@ class Dreamer(Agent):
         logits = self.model.critic.apply(critic, features[:-1])
         fixed = jax.lax.stop_gradient(features[:-1])
         return jnp.where(valid, self.value_loss(logits, wanted, slow_critic, fixed), 0.0)
-
-    def apply_gradients(
-        self, params: DreamerParams, learner_state: DreamerLearnerState, grads: PyTree
-    ) -> tuple[DreamerParams, optax.OptState, Logs]:
-        """Takes one step of the optimizer."""
-        return optimizer_step(self._optimizer, params, learner_state.opt_state, grads)
 
     def update_learner_state(
         self,
