@@ -51,7 +51,7 @@ def pages(suite: Suite, records: Sequence[Record]) -> dict[str, str]:
     methods = [Method(name, tasks, unfinished[name]) for name, tasks in runs.items() if tasks]
     found = statistics.compute(methods, suite.normalisation, compare=_have_common(methods))
     groups = {
-        f"{method.name}, {task}": those
+        task if len(methods) == 1 else f"{method.name}, {task}": those
         for method in methods
         for task, those in method.tasks.items()
     }
@@ -75,12 +75,24 @@ def pages(suite: Suite, records: Sequence[Record]) -> dict[str, str]:
         parts += ["## Comparison\n", *(f"- {sentence(str(c))}" for c in found.comparisons), ""]
     parts += ["## Curves\n", *(f"![{plot.title}]({name})" for name, plot in drawn.items()), ""]
     parts += ["## Runs\n", tables.markdown(tables.of_groups(groups)), ""]
-    parts += ["## Versions\n", tables.markdown(tables.of_versions(groups)), ""]
-    if changed := tables.of_options(groups)[1]:
-        table = tables.of_options(groups)[0], changed
-        parts += ["## Options that differ from the preset\n", tables.markdown(table), ""]
+    (_, seeds, *columns), rows = tables.of_versions(groups)
+    versions = _merged((("runs", seeds, *columns), rows))
+    parts += ["## Versions\n", tables.markdown(versions), ""]
+    (_, *columns), rows = tables.of_options(groups)
+    if rows:
+        changed = tables.markdown(_merged((("runs", *columns), rows)))
+        parts += ["## Options that differ from the preset\n", changed, ""]
     text = "\n".join(parts).rstrip() + "\n"
     return {f"{suite.name}.md": text, **{n: charts.picture(plot) for n, plot in drawn.items()}}
+
+
+def _merged(table: Table) -> Table:
+    """Returns a table in which rows that are equal but for the first column are one."""
+    columns, rows = table
+    names: dict[tuple[str, ...], list[str]] = {}
+    for name, *rest in rows:
+        names.setdefault(tuple(rest), []).append(name)
+    return columns, [["; ".join(found), *rest] for rest, found in names.items()]
 
 
 def budgets(suite: Suite, record: Record) -> list[int]:

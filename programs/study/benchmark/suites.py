@@ -110,9 +110,10 @@ class Protocol:
 
     def __str__(self) -> str:
         """Returns the protocol as sentences."""
-        ending = "whole games" if self.whole_games else "lives"
+        of_games = "whole games" if self.whole_games else "lives"
+        episodes = "episodes" if self.frame_skip == 1 else of_games
         what = {
-            "final": f"the mean return of {self.episodes} {ending} of the policy at the end of "
+            "final": f"the mean return of {self.episodes} {episodes} of the policy at the end of "
             + ("training" if self.epsilon else "training, which takes its best actions"),
             "last_100": "the mean return of about the last 100 episodes of training, in which the "
             "agent explores",
@@ -121,8 +122,8 @@ class Protocol:
         if self.epsilon:
             parts.append(f"In evaluation an action is random with probability {self.epsilon:g}.")
         if self.sticky_actions is not None:
-            sticky = f"with probability {self.sticky_actions:g}" if self.sticky_actions else "never"
-            parts.append(f"The last action is repeated {sticky} (sticky actions).")
+            chance = f"{self.sticky_actions:g}" if self.sticky_actions else "0, so never"
+            parts.append(f"Actions are sticky with probability {chance}.")
         if self.frame_skip > 1:
             parts.append(
                 f"A frame of the budget is a step of the agent, {self.frame_skip} frames of the "
