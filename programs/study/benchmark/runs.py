@@ -24,7 +24,7 @@ from rlstack.programs.study.processes import Launch
 from rlstack.programs.study.study import FailedTrialsError, Study, is_study
 from rlstack.storage import jsonl
 
-_LEAST_LINES = 4  # lines of logs that a measurement of the speed has
+_LEAST_LINES = 2  # lines of logs that a measurement has: the first one compiled
 
 
 class Job(NamedTuple):
@@ -220,7 +220,7 @@ def measure(job: Job, seconds: float, stream: TextIO | None = None) -> float:
         {
             "hours": seconds / 3600,
             "log_period": period,
-            "checkpoint_period": 0,
+            "checkpoint_period": base.frames,
             "evaluator.period": "off",
             "evaluator.episodes": base.evaluator.num_envs,
         },
