@@ -62,15 +62,16 @@ def pages(suite: Suite, records: Sequence[Record]) -> dict[str, str]:
     }
     parts = [_head(suite, records), *_warnings(suite, records, Report(groups, found))]
     if suite.normalisation is not None:
-        title = f"## Scores over tasks\n\n{sentence(suite.normalisation.text.capitalize())}\n"
+        text = suite.normalisation.text
+        title = f"## Scores over tasks\n\n{text[0].upper()}{text[1:]}.\n"
         parts += [title, tables.markdown(tables.over_tasks(found)), "", _INTERVALS, ""]
     parts += ["## Returns\n", tables.markdown(_returns(suite, found)), ""]
     if suite.normalisation is None:
         parts += [_INTERVALS, ""]
     parts += [f"- {_of(reference)}" for reference in suite.references]
     parts += [""] * bool(suite.references)
-    if rows := compare(suite, records):
-        parts += [_bands(rows), ""]
+    if watched := compare(suite, records):
+        parts += [_bands(watched), ""]
     if found.comparisons:
         parts += ["## Comparison\n", *(f"- {sentence(str(c))}" for c in found.comparisons), ""]
     parts += ["## Curves\n", *(f"![{plot.title}]({name})" for name, plot in drawn.items()), ""]

@@ -149,7 +149,8 @@ def _thinned(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Returns a curve of few points, each the mean of the points that it stands for."""
     ok = np.isfinite(returns)
-    parts = np.array_split(np.arange(np.count_nonzero(ok)), min(_POINTS, np.count_nonzero(ok)) or 1)
+    number = int(np.count_nonzero(ok))
+    parts = np.array_split(np.arange(number), max(1, min(_POINTS, number)))
     means = [
         (float(f"{frames[ok][part].mean():.6g}"), float(f"{returns[ok][part].mean():.6g}"))
         for part in parts

@@ -15,12 +15,14 @@ from typing import Any, Literal, TypeVar
 from rlstack.programs.config import options
 from rlstack.programs.config.env_config import Option
 from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.config.layouts import Topology
 from rlstack.programs.config.presets import preset
 from rlstack.programs.tools.report.normalisation import Normalisation, Range, simple_name
 from rlstack.references import nearest
 from rlstack.storage import files
 
 _FOLDER = Path(__file__).with_name("suites")
+PoolType = Literal["auto", "cpp", "jax"]
 T = TypeVar("T")
 
 
@@ -149,11 +151,11 @@ class Suite:
     agents: Mapping[str, AgentRow]
     seeds: int = 5
     """How many seeds a task has: ten where one compiled program trains all of them."""
-    env_type: str = "auto"
+    env_type: PoolType = "auto"
     env_options: Mapping[str, Option] = dataclasses.field(default_factory=dict)
     eval_options: Mapping[str, Option] = dataclasses.field(default_factory=dict)
-    topology: str = ""
-    """The topology; "" for that of the preset."""
+    topology: Topology | None = None
+    """The topology; None for that of the preset."""
     needs: tuple[str, ...] = ()
     """Modules that its environments need."""
     ranges: str = ""
@@ -202,7 +204,7 @@ class Suite:
                 eval_options=dict(self.eval_options),
             )
             made = dataclasses.replace(made, env=env)
-        if self.topology:
+        if self.topology is not None:
             made = dataclasses.replace(made, topology=self.topology)
         protocol = self.protocol
         evaluator = dataclasses.replace(
@@ -241,9 +243,9 @@ def read(name: str) -> Suite:
     Raises:
       ValueError: there is no such suite.
     """
-    if name not in names():
+    if name not in (known := dict.fromkeys(names())):
         raise ValueError(
-            f"benchmark: there is no suite {name!r}{nearest(name, names())}. rlstack benchmark "
+            f"benchmark: there is no suite {name!r}{nearest(name, known)}. rlstack benchmark "
             "--list shows all."
         )
     tree = _tree(name)

@@ -63,7 +63,7 @@ ONE = record("one", {"A": [2.0, 4.0, 6.0, 8.0, 10.0], "B": [12.0, 14.0, 16.0, 18
 
 
 def cells(text, first):
-    (row,) = (line for line in text.splitlines() if line.startswith(f"| {first} |"))
+    row = next(line for line in text.splitlines() if line.startswith(f"| {first} |"))
     return [cell.strip() for cell in row.strip("|").split("|")]
 
 

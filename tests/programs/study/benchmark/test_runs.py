@@ -87,6 +87,17 @@ def test_the_cost_says_where_its_rate_is_from(tmp_path):
     assert runs.cost(jobs, at_once=2).seconds == pytest.approx(2_400 / 400)
 
 
+@pytest.mark.timeout(60)
+def test_a_short_training_measures_the_speed(tmp_path):
+    suite = dataclasses.replace(SUITE, frames=4_000)
+    job = runs.jobs_of(suite, "random", tmp_path, seeds=(1,), tasks=["Pole"])[0]
+    rate = runs.measure(job, 30.0, io.StringIO())
+    assert 100 < rate < 10_000_000
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match="too short for Pole"):
+        runs.measure(job, 1e-9, io.StringIO())
+
+
 def test_environments_are_made_before_training(tmp_path):
     none = dataclasses.replace(SUITE, tasks=(Task("No", "CartPol-v1"),))
     with pytest.raises(ValueError, match="CartPole-v1"):
