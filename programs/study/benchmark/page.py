@@ -110,10 +110,12 @@ def _head(suite: Suite, records: Sequence[Record]) -> str:
         "<!-- not run: it takes long -->\n```sh",
     ]
     for record in records:
-        seeds = max(len(task.runs) + task.unfinished for task in record.tasks.values())
         words = [f"rlstack benchmark {suite.name}"]
         words += [f"--agent {record.agent}"] if len(suite.agents) > 1 else []
-        words += [f"--seeds {seeds}"]
+        usual = {task.name: task.seeds or suite.seeds for task in suite.tasks}
+        made = {name: len(task.runs) + task.unfinished for name, task in record.tasks.items()}
+        if any(usual[name] != number for name, number in made.items()):
+            words += [f"--seeds {max(made.values())}"]
         if reduced := _reduced(suite, record):
             words += [f"--budget {reduced}"]
         lines.append(" ".join([*words, "--out docs/benchmarks"]))

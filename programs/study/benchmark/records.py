@@ -147,16 +147,17 @@ def _last(lines: Sequence[dict[str, Any]]) -> float | None:
 def _thinned(
     frames: np.ndarray, returns: np.ndarray
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Returns a curve of few points, each the mean of the points that it stands for."""
+    """Returns a curve of few points; each is the mean over the frames since the one before."""
     ok = np.isfinite(returns)
-    number = int(np.count_nonzero(ok))
-    parts = np.array_split(np.arange(number), max(1, min(_POINTS, number)))
+    frames, returns = frames[ok], returns[ok]
+    widths = np.maximum(np.diff(frames, prepend=0.0), 1e-9)
+    parts = np.array_split(np.arange(len(frames)), max(1, min(_POINTS, len(frames))))
     means = [
-        (float(f"{frames[ok][part].mean():.6g}"), float(f"{returns[ok][part].mean():.6g}"))
+        (frames[part[-1]], np.average(returns[part], weights=widths[part]))
         for part in parts
         if len(part)
     ]
-    return tuple(x for x, _ in means), tuple(y for _, y in means)
+    return tuple(float(x) for x, _ in means), tuple(float(f"{y:.6g}") for _, y in means)
 
 
 def _lines(record: Record) -> Iterator[str]:

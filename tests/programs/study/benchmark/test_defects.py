@@ -43,7 +43,7 @@ def forget_lambda(monkeypatch):
     [
         ("cartpole-ppo", lose_a_third_of_the_updates),  # a single process
         ("cartpole-ppo", forget_lambda),
-        ("catch-dqn", lose_a_third_of_the_updates),  # one compiled program
+        ("catch-a2c", lose_a_third_of_the_updates),  # one compiled program
         ("pendulum-sac", lose_a_third_of_the_updates),  # a single process, with replay
     ],
 )
