@@ -24,6 +24,8 @@ commands:
   train --resume RUN_DIR   continue a run from its newest checkpoint
   sweep PRESET [options]   train a grid of values and seeds, or search values with Optuna
   sweep --resume DIR       go on with a sweep
+  benchmark SUITE          train an agent on the tasks of a benchmark, and write a page of scores;
+                           --list shows the benchmarks
   eval RUN_DIR             evaluate the last or best params of a run with the greedy policy
   diff RUN_A RUN_B         show which options of two runs differ, and both results
   report DIR ...           compare finished runs: statistics, tables, pictures, an HTML page
@@ -55,7 +57,18 @@ usage: rlstack doctor
 Checks Python, packages, memory and topologies on this machine. Prints what works and, for
 everything else, the reason and how to enable it. The exit code is 0 if single_process works.
 """
-_COMPILING = ("train", "sweep", "eval", "record", "play", "watch", "serve", "export", "rerun")
+_COMPILING = (
+    "train",
+    "sweep",
+    "benchmark",
+    "eval",
+    "record",
+    "play",
+    "watch",
+    "serve",
+    "export",
+    "rerun",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -29,7 +29,7 @@ def main(command: str, args: list[str]) -> int:
         with no_exits(HelpPrinted):
             modules, args = _take_modules(args)
             own_modules.load_all(modules)
-            code = run(args, modules) if command in ("train", "sweep") else run(args)
+            code = run(args, modules) if command in _TAKE_MODULES else run(args)
         print(end="", flush=True)
         return code
     except Interrupted as stop:
@@ -57,6 +57,7 @@ def main(command: str, args: list[str]) -> int:
 COMMANDS = {
     "train": ("train", "main"),
     "sweep": ("sweep", "main"),
+    "benchmark": ("benchmark", "main"),
     "eval": ("finished", "evaluate"),
     "diff": ("finished", "diff"),
     "report": ("finished", "report"),
@@ -71,6 +72,9 @@ COMMANDS = {
     "rerun": ("finished", "rerun"),
     "completion": ("completion", "main"),
 }
+
+
+_TAKE_MODULES = ("train", "sweep", "benchmark")  # of the user's, for processes of their own
 
 
 def find(command: str) -> Callable[..., int] | None:

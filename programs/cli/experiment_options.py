@@ -45,15 +45,7 @@ class StudyOptions:
         Raises:
           UsageError: a single number is no number of seeds.
         """
-        if len(self.seeds) != 1:
-            return self.seeds
-        (number,) = self.seeds
-        if not 1 <= number <= _MOST_SEEDS:
-            raise UsageError(
-                f"--seeds with a single number must be how many seeds there are, 1 to "
-                f"{_MOST_SEEDS}; got {number}. --seed {number} trains seed {number} alone"
-            )
-        return tuple(range(1, number + 1))
+        return all_seeds(self.seeds)
 
     def tell_seeds(self) -> None:
         """Prints what a single number behind --seeds means, because it may be read otherwise."""
@@ -63,6 +55,23 @@ class StudyOptions:
                 f"--seeds {number}: seeds 1 to {number}; --seed {number} is seed {number} alone",
                 file=sys.stderr,
             )
+
+
+def all_seeds(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the seeds that the words behind --seeds mean; see `StudyOptions.all_seeds`.
+
+    Raises:
+      UsageError: a single number is no number of seeds.
+    """
+    if len(seeds) != 1:
+        return seeds
+    (number,) = seeds
+    if not 1 <= number <= _MOST_SEEDS:
+        raise UsageError(
+            f"--seeds with a single number must be how many seeds there are, 1 to "
+            f"{_MOST_SEEDS}; got {number}. --seed {number} trains seed {number} alone"
+        )
+    return tuple(range(1, number + 1))
 
 
 def overview(usage: str, options: type[Any]) -> str:

@@ -135,7 +135,7 @@ def _train(study: Study, chosen: _SweepOptions) -> None:
     from rlstack.programs.study import train
 
     if chosen.launch != "slurm":
-        with _launching(chosen.launch, study.base.program) as launch:
+        with launching(chosen.launch, study.base.program) as launch:
             train.run(study, chosen.run_dir, jobs=chosen.jobs or 1, **launch)
         return
     from rlstack.programs.study import hosts
@@ -151,8 +151,8 @@ def _train(study: Study, chosen: _SweepOptions) -> None:
 
 
 @contextlib.contextmanager
-def _launching(launch: Launch, cfg: ProgramConfig) -> Iterator[dict[str, Any]]:
-    """Yields the argument that says where processes start; none for this machine."""
+def launching(launch: Launch, cfg: ProgramConfig) -> Iterator[dict[str, Any]]:
+    """Yields the argument of `train.run` that says where processes start; none for this machine."""
     if launch == "ray":
         from rlstack.programs.study import hosts
 
@@ -168,7 +168,7 @@ def _resume(chosen: _ResumeOptions) -> None:
 
     cfg = ProgramConfig(ray=RayConfig(address=chosen.ray_address))
     settings: dict[str, Any] = {"trials": chosen.trials, "jobs": chosen.jobs, "part": part}
-    with _launching(chosen.launch, cfg) as launch:
+    with launching(chosen.launch, cfg) as launch:
         train.resume(chosen.resume, **settings, **launch)
 
 

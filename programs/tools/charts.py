@@ -7,6 +7,7 @@ below the pointer and let the legend hide curves; without JavaScript the charts 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
@@ -35,6 +36,11 @@ _MARKED = 6  # marks of a curve
 # Size and margins of a chart, in pixels.
 _WIDTH, _HEIGHT, _TOP, _BOTTOM, _RIGHT = 620, 340, 12, 44, 16
 _LEFT = 62.0
+# Of a picture by itself; in a page these are in `HEAD`.
+_STYLE = (
+    "svg{font:12px sans-serif;color:#222}text{fill:currentColor}.cursor{visibility:hidden}"
+    ".grid,.reference{stroke:currentColor;stroke-opacity:.15}"
+)
 _ROW, _LETTER = 28, 6.5  # height of a row of bars and width of a letter, in pixels
 
 
@@ -140,6 +146,31 @@ def curves_figure(
         f'<figure data-plot="{escape(chart.title)}">{_caption(chart.title)}'
         f"{_svg(chart.title, _HEIGHT, [axes, *groups, cursor])}{_legend(chart) if legend else ''}"
         f'<div class="tip" hidden></div><script type="application/json">{text}</script></figure>'
+    )
+
+
+def picture(chart: Lines | Bars) -> str:
+    """Returns a chart as an SVG file, the same for the same numbers; it needs no other file."""
+    names = [name for name, *_ in chart.curves] if isinstance(chart, Lines) else []
+    svg = re.search(r"<svg.*</svg>", figure(chart), re.DOTALL)
+    assert svg is not None
+    head, body = svg[0].split("\n", 1)
+    width, height = map(float, re.findall(r'viewBox="0 0 (\S+) (\S+)"', head)[0])
+    top = _ROW * (1 + (len(names) > 1))
+    legend, at = [], _LEFT
+    for number, name in zip(numbers_of(chart), names if len(names) > 1 else [], strict=False):
+        legend.append(
+            f'<text x="{at:.0f}" y="44" style="fill:{_color(number)}">'
+            f"{MARKS[number % len(MARKS)]} {escape(name)}</text>"
+        )
+        at += 30 + _LETTER * len(name)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height + top:g}" '
+        f'role="img" aria-label="{escape(chart.title)}">\n<style>{_STYLE}</style>\n'
+        f'<rect width="100%" height="100%" fill="white"/>\n'
+        f'<text x="{_LEFT:.0f}" y="20" style="font-weight:bold">{escape(chart.title)}</text>\n'
+        f'{"".join(legend)}<g transform="translate(0 {top})">\n{body[: -len("</svg>")]}</g>\n'
+        "</svg>\n"
     )
 
 

@@ -110,7 +110,7 @@ class Normalisation:
         Raises:
           ValueError: the returns of this environment are not known.
         """
-        found = self.ranges.get(_simple(environment), self.default)
+        found = self.ranges.get(simple_name(environment), self.default)
         if found is None:
             known = ", ".join(sorted(self.ranges))
             raise ValueError(
@@ -144,7 +144,9 @@ def from_words(words: Sequence[str]) -> Normalisation | None:
 def _from_file(path: Path) -> Normalisation:
     try:
         ranges = files.read_json(path)
-        found = {_simple(name): _range(ends, f"{path}: {name}") for name, ends in ranges.items()}
+        found = {
+            simple_name(name): _range(ends, f"{path}: {name}") for name, ends in ranges.items()
+        }
     except (OSError, json.JSONDecodeError, UnicodeDecodeError, AttributeError) as error:
         raise ValueError(f"--normalise: {path} cannot be read: {error}. {_WAY_OUT}.") from error
     return Normalisation(f"normalised with the returns in {path.name}", found)
@@ -161,7 +163,7 @@ def _range(ends: Sequence[str | float], where: str) -> Range:
     return low, high
 
 
-def _simple(environment: str) -> str:
+def simple_name(environment: str) -> str:
     """Returns a name without module, version, suite and signs: ALE/Ms_Pacman-v5 is mspacman."""
     name = re.sub(r"^.*[/:]|(NoFrameskip|Deterministic)?-v\d+$", "", environment)
     return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -1,0 +1,230 @@
+"""The page of a suite: scores with intervals, published scores beside them, and pictures.
+
+Everything is made from the records of `records`, and nothing depends on the machine or the time:
+the same records give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlstack.programs.study.benchmark.records import Record
+from rlstack.programs.study.benchmark.suites import Reference, Suite
+from rlstack.programs.study.benchmark.watch import Found, compare
+from rlstack.programs.tools import charts
+from rlstack.programs.tools.report import plots, statistics, tables
+from rlstack.programs.tools.report.report import Report, sentence
+from rlstack.programs.tools.report.runs import Method
+from rlstack.programs.tools.report.tables import Table
+from rlstack.storage import files
+
+_INTERVALS = (
+    "Brackets are 95 % intervals by stratified bootstrap over runs (Agarwal et al. 2021, "
+    "<https://arxiv.org/abs/2108.13264>); [statistics](../statistics.md) explains them."
+)
+
+
+def write(suite: Suite, records: Sequence[Record], folder: Path) -> Path:
+    """Writes the page of a suite and its pictures; returns the path of the page."""
+    made = pages(suite, records)
+    for name, text in made.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write(path, text)
+    return folder / f"{suite.name}.md"
+
+
+def pages(suite: Suite, records: Sequence[Record]) -> dict[str, str]:
+    """Returns the files of a suite's page by their names: Markdown, and pictures in SVG.
+
+    Raises:
+      ValueError: no run has finished.
+    """
+    runs = {_method(suite, record): record.runs(suite) for record in records}
+    if not any(tasks for tasks in runs.values()):
+        raise ValueError(f"benchmark {suite.name}: one run or more must have finished; none has.")
+    unfinished = {
+        _method(suite, record): {name: task.unfinished for name, task in record.tasks.items()}
+        for record in records
+    }
+    methods = [Method(name, tasks, unfinished[name]) for name, tasks in runs.items() if tasks]
+    found = statistics.compute(methods, suite.normalisation, compare=_have_common(methods))
+    groups = {
+        task if len(methods) == 1 else f"{method.name}, {task}": those
+        for method in methods
+        for task, those in method.tasks.items()
+    }
+    drawn = {
+        f"{suite.name}/{name.replace(' ', '-')}.svg": plot
+        for name, plot in plots.of_statistics(found).items()
+        if name in ("profile", "all tasks") or name.startswith("task ")
+    }
+    parts = [_head(suite, records), *_warnings(suite, records, Report(groups, found))]
+    if suite.normalisation is not None:
+        text = suite.normalisation.text
+        title = f"## Scores over tasks\n\n{text[0].upper()}{text[1:]}.\n"
+        parts += [title, tables.markdown(tables.over_tasks(found)), "", _INTERVALS, ""]
+    parts += ["## Returns\n", tables.markdown(_returns(suite, found)), ""]
+    if suite.normalisation is None:
+        parts += [_INTERVALS, ""]
+    parts += [f"- {_of(reference)}" for reference in suite.references]
+    parts += [""] * bool(suite.references)
+    if watched := compare(suite, records):
+        parts += [_bands(watched), ""]
+    if found.comparisons:
+        parts += ["## Comparison\n", *(f"- {sentence(str(c))}" for c in found.comparisons), ""]
+    parts += ["## Curves\n", *(f"![{plot.title}]({name})" for name, plot in drawn.items()), ""]
+    parts += ["## Runs\n", tables.markdown(tables.of_groups(groups)), ""]
+    (_, seeds, *columns), rows = tables.of_versions(groups)
+    versions = _merged((("runs", seeds, *columns), rows))
+    parts += ["## Versions\n", tables.markdown(versions), ""]
+    (_, *columns), rows = tables.of_options(groups)
+    if rows:
+        changed = tables.markdown(_merged((("runs", *columns), rows)))
+        parts += ["## Options that differ from the preset\n", changed, ""]
+    text = "\n".join(parts).rstrip() + "\n"
+    return {f"{suite.name}.md": text, **{n: charts.picture(plot) for n, plot in drawn.items()}}
+
+
+def _merged(table: Table) -> Table:
+    """Returns a table in which rows that are equal but for the first column are one."""
+    columns, rows = table
+    names: dict[tuple[str, ...], list[str]] = {}
+    for name, *rest in rows:
+        names.setdefault(tuple(rest), []).append(name)
+    return columns, [["; ".join(found), *rest] for rest, found in names.items()]
+
+
+def budgets(suite: Suite, record: Record) -> list[int]:
+    """Returns the different budgets of a record's tasks."""
+    return sorted({task.experiment.frames for task in record.tasks.values()})
+
+
+def _head(suite: Suite, records: Sequence[Record]) -> str:
+    lines = [
+        f"# {suite.title}\n",
+        f"{suite.text} Source: {_linked(suite.source)}.\n",
+        f"{suite.protocol}\n",
+        "These commands train again what is missing, and write this page:\n",
+        "<!-- not run: it takes long -->\n```sh",
+    ]
+    for record in records:
+        words = [f"rlstack benchmark {suite.name}"]
+        words += [f"--agent {record.agent}"] if len(suite.agents) > 1 else []
+        usual = {task.name: task.seeds or suite.seeds for task in suite.tasks}
+        made = {name: len(task.runs) + task.unfinished for name, task in record.tasks.items()}
+        if any(usual[name] != number for name, number in made.items()):
+            words += [f"--seeds {max(made.values())}"]
+        if reduced := _reduced(suite, record):
+            words += [f"--budget {reduced}"]
+        lines.append(" ".join([*words, "--out docs/benchmarks"]))
+    data = f"data/{suite.name}"
+    lines += [
+        f"rlstack benchmark {suite.name} --page --out docs/benchmarks",
+        "```\n",
+        f"The last line makes this page of the files in `{data}/`: "
+        + ", ".join(f"[{record.agent}.json]({data}/{record.agent}.json)" for record in records)
+        + ". They have every score, the configs and the curves.\n",
+    ]
+    return "\n".join(lines)
+
+
+def _warnings(suite: Suite, records: Sequence[Record], report: Report) -> list[str]:
+    texts = list(report.warnings)
+    for record in records:
+        if reduced := _reduced(suite, record):
+            texts.insert(
+                0,
+                f"{record.agent} has {reduced:,} frames a run instead of the {suite.frames:,} of "
+                "the benchmark, so its scores are not comparable with published ones.",
+            )
+        if lacking := [t.name for t in suite.tasks if t.name not in record.tasks]:
+            texts.append(f"{record.agent} lacks {', '.join(lacking)}.")
+        if missing := sum(task.unfinished for task in record.tasks.values()):
+            texts.append(f"{missing} runs of {record.agent} have not finished, and do not count.")
+    return [f"> Warning: {tables.plain(text)}\n" for text in texts]
+
+
+def _reduced(suite: Suite, record: Record) -> int:
+    """Returns the budget of a record if it is not the suite's, else 0."""
+    found = budgets(suite, record)
+    return found[0] if suite.frames and found != [suite.frames] and len(found) == 1 else 0
+
+
+def _method(suite: Suite, record: Record) -> str:
+    reduced = _reduced(suite, record)
+    return f"{record.agent} ({reduced:,} frames)" if reduced else record.agent
+
+
+def _have_common(methods: Sequence[Method]) -> bool:
+    first, *rest = methods
+    return any(set(first.tasks) & set(other.tasks) for other in rest)
+
+
+def _returns(suite: Suite, found: statistics.Statistics) -> Table:
+    """Returns a row for each task: each agent's mean with its interval, and published scores."""
+    of_tasks = {(one.method, one.tasks[0]): one for one in found.of_tasks}
+    names = [method.name for method in found.methods]
+    rows = []
+    for task in suite.tasks:
+        cells = []
+        for name in names:
+            one = of_tasks.get((name, task.name))
+            cells.append("" if one is None else _mean(one))
+        published = [reference.scores.get(task.name) for reference in suite.references]
+        cells += [
+            "" if score is None else _number(_in_returns(reference, score, task.range))
+            for reference, score in zip(suite.references, published, strict=True)
+        ]
+        if any(cells):
+            rows.append([task.name, *cells])
+    return ("task", *names, *(reference.name for reference in suite.references)), rows
+
+
+def _mean(one: statistics.Estimates) -> str:
+    interval = one.values["mean"]
+    digits = 1 if max(map(abs, interval)) >= 10 else 3
+    shown = tables.text_of(interval, digits) if one.runs > 1 else f"{interval[0]:,.{digits}f}"
+    return f"{shown} ({one.runs} {'runs' if one.runs > 1 else 'run'})"
+
+
+def _in_returns(reference: Reference, score: float, ends: tuple[float, float] | None) -> float:
+    if reference.unit == "return" or ends is None:
+        return score
+    low, high = ends
+    return low + score * (high - low)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:,.3g}"
+
+
+def _of(reference: Reference) -> str:
+    scaled = " Its normalised scores are given as returns." if reference.unit == "score" else ""
+    return f"{reference.name}: {_linked(reference.source)}; {reference.protocol}.{scaled}"
+
+
+def _linked(text: str) -> str:
+    """Returns text whose addresses are links."""
+    words = (
+        f"<{word.rstrip(';,')}>{word[len(word.rstrip(';,')) :]}" if "://" in word else word
+        for word in text.split(" ")
+    )
+    return " ".join(words)
+
+
+def _bands(rows: Sequence[Found]) -> str:
+    columns = ("agent, task", "area", "its band", "greedy return", "at least", "")
+    cells = [
+        [
+            row.name,
+            f"{row.area:,.4g}",
+            f"{row.band.area[0]:,.4g} to {row.band.area[1]:,.4g}",
+            f"{row.final:,.4g}",
+            f"{row.band.final:,.4g}",
+            "within" if row.is_within else "outside",
+        ]
+        for row in rows
+    ]
+    return f"## Bands\n\n{tables.markdown((columns, cells))}"

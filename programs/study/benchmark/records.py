@@ -1,0 +1,205 @@
+"""The scores of a suite in small files, from which pages are made again.
+
+``data/SUITE/AGENT.json`` has, for each task, the experiment, and for each run its result, the mean
+return of the last episodes of training, and a curve of few points.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlstack.programs.config.encoding import from_json, plain, to_json
+from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.session.result import Result, read_result
+from rlstack.programs.session.run_dir import RunDir
+from rlstack.programs.study.benchmark.runs import Job
+from rlstack.programs.study.benchmark.suites import Suite
+from rlstack.programs.tools.report import runs as reports
+from rlstack.storage import files, jsonl
+
+_POINTS = 50  # of a curve
+_EPISODES = 100  # at the end of training
+_RETURN, _LENGTH = "actor/episode_return", "actor/episode_length"
+
+
+class Scored(NamedTuple):
+    """A finished run of a task."""
+
+    result: Result
+    last_100: float | None  # mean return of about the last 100 episodes of training
+    frames: tuple[float, ...]
+    returns: tuple[float, ...]  # at these frames
+
+
+class TaskRecord(NamedTuple):
+    """The finished runs of a task."""
+
+    experiment: Experiment
+    runs: Sequence[Scored]
+    unfinished: int = 0
+
+
+class Record(NamedTuple):
+    """What an agent reached on a suite."""
+
+    suite: str
+    agent: str
+    tasks: dict[str, TaskRecord]
+
+    def runs(self, suite: Suite) -> dict[str, list[reports.Run]]:
+        """Returns the runs of each task as a report has them, with the protocol's scores.
+
+        Raises:
+          ValueError: the protocol scores training, and a run has no such score.
+        """
+        return {
+            task.name: [self._run(suite, task.name, scored) for scored in record.runs]
+            for task in suite.tasks
+            if (record := self.tasks.get(task.name)) is not None and record.runs
+        }
+
+    def _run(self, suite: Suite, task: str, scored: Scored) -> reports.Run:
+        result = scored.result
+        if suite.protocol.score == "last_100":
+            if scored.last_100 is None:
+                raise ValueError(
+                    f"benchmark {self.suite}: the run of {task} with seed {result.seed} has no "
+                    "returns of training in its logs. Train it with --loggers jsonl."
+                )
+            result = result._replace(eval_return_mean=scored.last_100)
+        curve = np.array(scored.frames), np.array(scored.returns)
+        return reports.Run(self.tasks[task].experiment, result, *curve, 0, 0)
+
+
+def collect(suite: Suite, agent: str, jobs: Sequence[Job]) -> Record:
+    """Returns the record of the finished runs of some tasks."""
+    tasks = {}
+    for job in jobs:
+        runs = []
+        for trial in sorted(job.study.trials(), key=lambda trial: trial.seed or 0):
+            path = job.path / trial.name
+            if read_result(RunDir(path)) is not None:
+                runs.append(_scored(path))
+        tasks[job.task.name] = TaskRecord(job.study.base, runs, len(job.study.seeds) - len(runs))
+    return Record(suite.name, agent, tasks)
+
+
+def write(record: Record, folder: Path) -> Path:
+    """Writes a record below a folder of pages; returns the path of the file."""
+    path = folder / "data" / record.suite / f"{record.agent}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write(path, "".join(_lines(record)))
+    return path
+
+
+def read_all(suite: Suite, folder: Path) -> list[Record]:
+    """Returns the records of a suite below a folder of pages.
+
+    Raises:
+      ValueError: there is none, or a file is damaged.
+    """
+    paths = sorted((folder / "data" / suite.name).glob("*.json"))
+    if not paths:
+        raise ValueError(
+            f"benchmark {suite.name}: {folder} must have scores in data/{suite.name}; there are "
+            f"none. rlstack benchmark {suite.name} --out {folder} trains, and writes them."
+        )
+    return [_read(path) for path in paths]
+
+
+def _scored(path: Path) -> Scored:
+    run = reports.read(path)
+    metrics = RunDir(path).metrics
+    lines = jsonl.read_logs(metrics) if metrics.exists() else []
+    frames, returns = _thinned(run.frames, run.returns)
+    return Scored(run.result, _last(lines), frames, returns)
+
+
+def _last(lines: Sequence[dict[str, Any]]) -> float | None:
+    """Returns the mean return of about the last 100 episodes of training; None without logs.
+
+    A line of logs has the mean of the episodes that ended since the line before. It counts as many
+    episodes as its frames are long.
+    """
+    weights, values, before = [], [], 0
+    for line in lines:
+        if _RETURN in line and _LENGTH in line:
+            weights.append(max(1.0, (line["env_frames"] - before) / line[_LENGTH]))
+            values.append(line[_RETURN])
+        if _LENGTH in line or _RETURN in line:
+            before = line["env_frames"]
+    if not values:
+        return None
+    needed, total, mass = float(_EPISODES), 0.0, 0.0
+    for weight, value in zip(reversed(weights), reversed(values), strict=True):
+        part = min(weight, needed)
+        total, mass, needed = total + part * value, mass + part, needed - part
+        if needed <= 0:
+            break
+    return total / mass
+
+
+def _thinned(
+    frames: np.ndarray, returns: np.ndarray
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Returns a curve of few points; each is the mean over the frames since the one before."""
+    ok = np.isfinite(returns)
+    frames, returns = frames[ok], returns[ok]
+    widths = np.maximum(np.diff(frames, prepend=0.0), 1e-9)
+    parts = np.array_split(np.arange(len(frames)), max(1, min(_POINTS, len(frames))))
+    means = [
+        (frames[part[-1]], np.average(returns[part], weights=widths[part]))
+        for part in parts
+        if len(part)
+    ]
+    return tuple(float(x) for x, _ in means), tuple(float(f"{y:.6g}") for _, y in means)
+
+
+def _lines(record: Record) -> Iterator[str]:
+    """Yields JSON with a line for each run, so that a change of a run changes one line."""
+    yield f'{{"suite": {json.dumps(record.suite)}, "agent": {json.dumps(record.agent)}, "tasks": {{'
+    for i, (name, task) in enumerate(record.tasks.items()):
+        config = json.dumps(json.loads(to_json(task.experiment)))
+        yield f'{"," if i else ""}\n{json.dumps(name)}: {{"unfinished": {task.unfinished},\n'
+        yield f' "experiment": {config},\n "runs": ['
+        rows = (
+            json.dumps({**run._asdict(), "result": _plain(run.result)}, default=plain)
+            for run in task.runs
+        )
+        yield ",".join(f"\n  {row}" for row in rows)
+        yield "\n ]}"
+    yield "\n}}\n"
+
+
+def _plain(result: Result) -> dict[str, Any]:
+    found = result._asdict().items()
+    return {name: dict(x) if isinstance(x, Mapping) else x for name, x in found}
+
+
+def _read(path: Path) -> Record:
+    try:
+        tree = files.read_json(path)
+        tasks = {
+            name: TaskRecord(
+                from_json(json.dumps(row["experiment"]), path),
+                [_of_tree(run) for run in row["runs"]],
+                row["unfinished"],
+            )
+            for name, row in tree["tasks"].items()
+        }
+        return Record(tree["suite"], tree["agent"], tasks)
+    except (OSError, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{path} must have the scores of a suite, as rlstack benchmark writes them: {error!r}."
+        ) from error
+
+
+def _of_tree(run: dict[str, Any]) -> Scored:
+    return Scored(
+        Result(**run["result"]), run["last_100"], tuple(run["frames"]), tuple(run["returns"])
+    )
