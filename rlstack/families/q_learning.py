@@ -41,7 +41,17 @@ from rlstack.math.n_step import NStep
 from rlstack.networks.torsos import action_mask
 from rlstack.optimizers import OptimizerConfig, component_optimizer, optimizer_step
 from rlstack.stateful_params import moved_towards, training, weights_of, with_weights
-from rlstack.types import Array, Batch, LearnerOutput, Logs, Params, PRNGKey, PyTree, TimeStep
+from rlstack.types import (
+    Array,
+    Batch,
+    LearnerOutput,
+    Logs,
+    Params,
+    PRNGKey,
+    PyTree,
+    TimeStep,
+    Trajectory,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,6 +165,7 @@ class QLearning(TargetNetworkAgent):
     """
 
     cfg: QLearningConfig
+    has_values = True
 
     def __init__(self, cfg: QLearningConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)
@@ -179,6 +190,14 @@ class QLearning(TargetNetworkAgent):
     def outputs(self, rng_key: PRNGKey | None, params: Params, timestep: TimeStep) -> Array:
         """Returns the network's output for each action, ``[B, A, ...]``; no noise without a key."""
         return self.network.apply(rng_key, params, timestep, ())[0]
+
+    def state_values(self, params: Params, trajectory: Trajectory) -> Array:
+        """Returns the highest value of a legal action, without the network's noise."""
+        steps = trajectory.timestep
+        rows = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), steps)
+        values = self.action_values(jax.random.PRNGKey(0), params, rows, noisy=False)
+        best = preferences(values, rows).mode()
+        return of_actions(values, best).reshape(steps.step_type.shape)
 
     def initial_state(self, batch_size: int) -> Counts:
         """Returns the counts of steps and episodes of each environment, ``[B]``, which are 0."""
