@@ -1,7 +1,8 @@
 """Partially observed mazes in JAX, whose levels are numbers: an environment for curricula.
 
-A level is generated from its number alone, and each of them can be solved. Those of training and
-the held-out ones never coincide, since they are drawn from other keys; a few are made by hand.
+A level is generated from its number alone, and each of them can be solved. The held-out ones are
+drawn from other keys than those of training; mazes without walls may be in both. A few are made by
+hand.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class Maze:
 
     A maze of ``cells`` by ``cells`` cells is a spanning tree by the binary tree algorithm (Buck
     2015, "Mazes for Programmers"), in one of four orientations. Of the walls that the tree leaves,
-    each stays with a probability that is the level's own: the square of a uniform number, so open
-    mazes are common, and mazes with one path are rare. ``density`` sets it for all levels.
+    each stays with a probability that is the level's own: a uniform number to the power 4. So open
+    mazes are common, and mazes with a single path rare. ``density`` sets it for all levels.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class Maze:
         flips = jax.random.bernoulli(flip_key, shape=(2,))
         density = self._density
         if density is None:
-            density = jax.random.uniform(density_key) ** 2
+            density = jax.random.uniform(density_key) ** 4
         stay = jax.random.bernoulli(wall_key, density, (2, cells, cells))
         size = 2 * cells + 1
         walls = jnp.ones((size, size), bool).at[1::2, 1::2].set(False)

@@ -25,7 +25,7 @@ MORE = [
             "agent.discount": 0.995,
             "agent.gae_lambda": 0.98,
         },
-        {},
+        {"levels.temperature": (1.0, "a short run needs more levels")},
     ),
     (
         (f"{GITHUB}nicklashansen/tdmpc2/blob/main/tdmpc2/config.yaml",),
