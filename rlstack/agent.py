@@ -34,6 +34,7 @@ from rlstack.types import (
     PRNGKey,
     PyTree,
     TimeStep,
+    Trajectory,
 )
 
 # The logs that say whether an update may be kept. Others inform, and may overflow where these do
@@ -120,6 +121,18 @@ class Agent(abc.ABC):
     # stores it at these steps only, and a batch may have it as [1, B, ...] instead of
     # [T+1, B, ...]. It counts only in the class that states it, because a subclass may read more.
     reads_first_state: bool = False
+
+    # Whether `state_values` is defined. Curricula by scores need it, see `rlstack.families.levels`.
+    has_values: bool = False
+
+    def state_values(self, params: Params, trajectory: Trajectory) -> Array:
+        """Returns the value of the state of each step, ``[T+1, B]``, in units of the rewards.
+
+        Args:
+          params: the params before the update.
+          trajectory: ``[T+1, B, ...]``, of the batch that the agent learns from.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no state_values")
 
     def read_once(self, state: AgentState) -> PyTree:
         """Returns for each leaf of an acting state what `reads_first_state` says, [] bool."""

@@ -18,6 +18,7 @@ from rlstack.families.normalised import normalised
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.config.member_config import is_fixed
 from rlstack.references import Hook, call_factory, check_callable, load_hook, name_of, nearest
+from rlstack.specs.levels import own_action
 from rlstack.types import EnvSpec, PyTree
 
 
@@ -46,6 +47,8 @@ def make_agent(
       WrongKindError: the network or policy factory of the config is not such a function.
     """
     cfg = experiment.agent
+    if experiment.env.levels:
+        spec = spec._replace(action=own_action(spec.action))
     if type(cfg) not in AGENTS:
         raise ValueError(
             f"Experiment: agent is a {type(cfg).__name__}, which no agent is registered for"
@@ -75,6 +78,11 @@ def make_agent(
         _check_for_training(experiment, agent)
         agent.check_extras(spec.extras)
     agent = shown(normalised(agent, experiment.normalisation))
+    if experiment.env.levels:
+        from rlstack.families.levels import choosing_levels
+
+        chooses = not (greedy or evaluating)
+        return choosing_levels(agent, experiment.levels, experiment.env.levels, chooses=chooses)
     if not experiment.replay.demonstrations or greedy or evaluating:
         return agent
     from rlstack.programs.build.demonstrations import demonstrated

@@ -134,6 +134,7 @@ def _make_pool(
         "check_finite": cfg.check_finite,
         "step_info": step_info,
         "first_index": first_index,
+        "levels": cfg.levels,
     }
     if cfg.wait_num:
         return AsyncEnv(cfg.name, cfg.num_envs, cfg.wait_num, cfg.type, **more)

@@ -41,6 +41,10 @@ def check_hooks(experiment: Experiment) -> None:
         from rlstack.families.observing import load_processor
 
         load_processor(experiment.observation_processor)
+    if experiment.levels.rule:
+        from rlstack.families.levels import load_rule
+
+        load_rule(experiment.levels)
     make_step_processor(experiment)
 
 

@@ -52,6 +52,9 @@ class EnvConfig(Checked):
     those of the preset; the value None removes one."""
     eval_options: dict[str, Option] = dataclasses.field(default_factory=dict)
     """Arguments that differ in evaluation, such as whole episodes instead of single lives."""
+    levels: int = 0
+    """Number of levels that the learner chooses among in training, see docs/levels.md; 0: the
+    environments draw their episodes by themselves."""
     check_finite: bool = True
     """Whether a reward or an observation that is NaN or infinite ends the run with an error that
     names the environment. Turn it off for environments that mean something by infinity."""
@@ -77,6 +80,7 @@ class EnvConfig(Checked):
         super().__post_init__()
         self.require_at_least(1, "num_envs")
         self.require_at_least(0, "max_restarts", "num_workers")
+        self.require("levels", 0 <= self.levels < 2**31, "in [0, 2^31)")
         for field in ("step_timeout", "start_timeout", "restart_window"):
             self.require(field, 0 < getattr(self, field) < math.inf, "positive seconds")
         fits = 0 <= self.wait_num <= self.num_envs

@@ -15,6 +15,7 @@ from rlstack.checks import Checked, WrongKindError, hints_of_class, is_config
 from rlstack.configs.acting import EvaluatorConfig, InferencerConfig, ServiceConfig
 from rlstack.configs.exploration import PolicyConfig
 from rlstack.configs.learner import LearnerConfig
+from rlstack.configs.levels import LevelsConfig
 from rlstack.configs.network import NetworkConfig
 from rlstack.configs.normalisation import NormalisationConfig
 from rlstack.configs.replay import NO_FACTORY, ReplayConfig
@@ -103,6 +104,8 @@ class Experiment(Checked):
     """Acting, where actors compute their own actions (single_process and heavy_env)."""
     learner: LearnerConfig = LearnerConfig()
     """Learning."""
+    levels: LevelsConfig = LevelsConfig()
+    """Which levels the learner chooses, among those of env.levels."""
     evaluator: EvaluatorConfig = EvaluatorConfig()
     """Evaluation with the greedy policy."""
     stop: StopConfig = StopConfig()
@@ -163,6 +166,15 @@ class Experiment(Checked):
                     "because returns are measured on the environment's own rewards. Use "
                     "--normalisation.rewards reward."
                 )
+        self.levels.check(
+            self.env.levels,
+            {
+                "policies": self.policies,
+                "data": self.data,
+                "env.opponents.runs": self.env.opponents.runs,
+                "replay.demonstrations": self.replay.demonstrations,
+            },
+        )
         if self.policies:
             self._check_policies()
         if self.layout.is_compiled and not self.data and not self.policies:
@@ -311,6 +323,7 @@ class Experiment(Checked):
             cfg,
             num_envs=self.evaluator.num_envs,
             wait_num=0,
+            levels=0,
             options={**cfg.options, **cfg.eval_options},
             opponents=cfg.eval_opponents,
         )

@@ -414,7 +414,7 @@ class Fused(FusedRun):
           ValueError: the environment is not one in JAX, the policies do not fit the seats of the
             games, or an agent does not fit the environment.
         """
-        env = make_batch(experiment.env.name, experiment.env.options)
+        env = make_batch(experiment.env.name, experiment.env.options, experiment.env.levels)
         if experiment.policies:
             from rlstack.programs.build.policies.fused import make_parts
             from rlstack.programs.build.policies.members import divide

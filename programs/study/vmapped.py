@@ -62,7 +62,7 @@ def can_trace(experiment: Experiment, name: str, values: Values) -> bool:
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in some)
     if not name.startswith("agent.") or not numbers:
         return False
-    env = make_batch(experiment.env.name, experiment.env.options)
+    env = make_batch(experiment.env.name, experiment.env.options, experiment.env.levels)
     dtype = jnp.float32 if any(isinstance(v, float) for v in some) else jnp.int32
     key = jax.random.PRNGKey(0)
     keys = Keys(key, env.keys(np.arange(experiment.env.num_envs)), key, key)
@@ -233,7 +233,7 @@ class VmappedRuns:
 
     def __init__(self, opened: Sequence[Opened], values: Mapping[str, Sequence[Option]]) -> None:
         base = self._base = opened[0].experiment
-        env = self._env = make_batch(base.env.name, base.env.options)
+        env = self._env = make_batch(base.env.name, base.env.options, base.env.levels)
         parts = Parts(base, env)
         self._loop, self._step_spec = parts.loop, parts.step_specs[""]
         evaluators = _evaluators([one.experiment for one in opened], env)

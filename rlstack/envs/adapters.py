@@ -63,6 +63,10 @@ class SingleEnv(Protocol):
     extras_spec: Tree
 
     @property
+    def has_levels(self) -> bool:
+        """Whether `reset` can begin a level: by its number, or else by a seed."""
+
+    @property
     def announce(self) -> Announce | None:
         """A function that receives the next action; None if the environment does not need it.
 
@@ -83,8 +87,8 @@ class SingleEnv(Protocol):
 
         Args:
           seed: the seed of the environment's random numbers; None leaves them as they are.
-          index: the number of the episode, if it is given and the environment has a method
-            ``reset_with_index(index)``, which then starts the episode; the seed is not used.
+          index: the number of the episode, or its level, if it is given and the environment has a
+            method ``reset_with_index(index)``, which then starts it; the seed is not used.
         """
 
     def step(self, action: list[np.ndarray]) -> Outcome:
@@ -172,6 +176,7 @@ class _DmEnv:
         self.announce: Announce | None = self._announce if hasattr(env, "announce") else None
         self.interrupt = getattr(env, "interrupt", None)
         self._has_metrics = hasattr(env, "last_metrics")
+        self.has_levels = _by_index(env) is not None
 
     def reset(self, seed: int | None, index: int | None = None) -> Tree:
         del seed  # the builder has received it
@@ -236,6 +241,7 @@ class _GymnasiumEnv:
     """A ``gymnasium.Env`` as a ``SingleEnv``."""
 
     announce = interrupt = None
+    has_levels = True
 
     def __init__(self, env: gymnasium.Env, where: str):
         self._env, self._where = env, where

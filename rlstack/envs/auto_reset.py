@@ -20,6 +20,7 @@ from rlstack.envs.adapters import (
 from rlstack.envs.episode_metrics import numbers_of
 from rlstack.envs.nest import Nest, StepNest, Tree
 from rlstack.envs.watch import Hangs, Watch
+from rlstack.specs.levels import LEVEL, with_level
 
 # The values of rlstack.types.StepType, which worker processes cannot import: it needs JAX.
 FIRST, MID, LAST = 0, 1, 2
@@ -63,11 +64,14 @@ class AutoResetEnv:
         seed: int,
         step_info: bool = False,
         index: int | None = None,
+        levels: int = 0,
     ):
         """Builds the environment; ``seed`` also seeds its first reset.
 
         With ``step_info``, `step` returns the numbers of every step's info. With ``index``, the
-        first episode is the one of this number, if the environment has ``reset_with_index``.
+        first episode is the one of this number, if the environment has ``reset_with_index``. With
+        ``levels``, the actions choose the levels of later episodes, see `rlstack.specs.levels`; the
+        first one has the level ``seed % levels``.
 
         Raises:
           EnvError: the environment breaks the rules of its interface.
@@ -75,10 +79,20 @@ class AutoResetEnv:
         """
         self.where = f"Env {env_id} ({builder_name(builder)})"
         self._env = self._call("the builder", make_env, builder, options, seed, self.where)
-        self.shown = StepNest(self._env.observation_spec, self._env.extras_spec)
-        self.action = Nest(self._env.action_spec)
+        action, extras = self._env.action_spec, self._env.extras_spec
+        self._level: int | None = None  # of the episode
         self._seed: int | None = seed
         self._index = index
+        if levels:
+            if not self._env.has_levels:
+                raise EnvError(
+                    f"{self.where}: with levels, a dm_env environment must have a method "
+                    "reset_with_index(level); it has none. Add it, or set env.levels 0."
+                )
+            action, extras = with_level(action, extras, levels, self.where)
+            self._seed = self._index = self._level = seed % levels
+        self.shown = StepNest(self._env.observation_spec, extras)
+        self.action = Nest(action)
         self._over = True
         self._step_info = step_info
 
@@ -100,6 +114,10 @@ class AutoResetEnv:
           The numbers in the info of this step if it ends an episode, else None. With ``step_info``,
           those of every step but FIRST.
         """
+        if self._level is not None:
+            *action, level = action
+            if self._over:
+                self._seed = self._index = self._level = int(level)
         if self._over:
             self.reset(buffer, row)
             return None
@@ -124,6 +142,8 @@ class AutoResetEnv:
     def announce(self, action: list[np.ndarray] | None, together: bool) -> None:
         """Passes on the next action, None for a reset; see ``SingleEnv.announce``."""
         if self._env.announce is not None:
+            if action is not None and self._level is not None:
+                action = action[:-1]
             action = None if self._over else action
             self._call("announce", self._env.announce, action, together)
 
@@ -162,12 +182,18 @@ class AutoResetEnv:
             raise EnvError(f"{self.where}: the {name} must be a scalar; got {came}.")
         return number
 
+    def _extras(self) -> Tree:
+        if self._level is None:
+            return self._call("extras", self._env.extras)
+        own = self._call("extras", self._env.extras) if self._env.extras_spec else {}
+        return {**own, LEVEL: np.int32(self._level)}
+
     def _put(self, buffer: TimestepBuffer, row: int, observation: Tree) -> None:
         shown = self.shown
         try:
             values = shown.observation.flatten(observation, f"{self.where}: observation")
             if shown.extras.leaves:
-                extras = self._call("extras", self._env.extras)
+                extras = self._extras()
                 values = [*values, *shown.extras.flatten(extras, f"{self.where}: extras")]
         except TypeError as error:
             raise EnvError(str(error)) from error
@@ -204,11 +230,13 @@ def build_all(
     seeds: dict[int, int],
     step_info: bool = False,
     first_index: int | None = None,
+    levels: int = 0,
     watch: Watch | None = None,
 ) -> dict[int, AutoResetEnv]:
     """Builds one environment per id and seed in ``seeds``; closes all of them if one fails.
 
     With ``first_index``, the first episode of environment i has the number ``first_index + i``.
+    With ``levels``, actions choose among so many levels.
 
     Raises:
       EnvError: an environment breaks the rules, or its specs differ from those of the first one.
@@ -220,7 +248,8 @@ def build_all(
             if watch is not None:
                 watch.at = env_id
             index = None if first_index is None else first_index + env_id
-            envs[env_id] = env = AutoResetEnv(builder, options, env_id, seed, step_info, index)
+            env = AutoResetEnv(builder, options, env_id, seed, step_info, index, levels)
+            envs[env_id] = env
             head = next(iter(envs.values()))
             if spec_signature(env) != spec_signature(head):
                 raise EnvError(

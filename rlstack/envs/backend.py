@@ -105,12 +105,16 @@ class PoolConfig:
     first_index: int | None = None
     """The first episode of environment i is the one of number first_index + i, if the environment
     has a method reset_with_index; None starts it as any other."""
+    levels: int = 0
+    """Number of levels that actions choose among, see `rlstack.specs.levels`; 0 for an environment
+    that chooses by itself."""
 
     def __post_init__(self) -> None:
         _check_int("size", self.size, 1)
         _check_int("wait_num", self.wait_num, 1)
         _check_int("seed", self.seed, 0)
         _check_int("max_restarts", self.max_restarts, 0)
+        _check_int("levels", self.levels, 0)
         if self.num_workers is not None:
             _check_int("num_workers", self.num_workers, 1)
         if self.wait_num > self.size:

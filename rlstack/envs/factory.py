@@ -57,11 +57,13 @@ def make_backend(name_or_builder: str | EnvBuilder, type_: str, config: PoolConf
                     f"Env pool: {name_or_builder!r} steps its environments itself, so type must be "
                     f"'auto'; got {type_!r}. num_workers sets its number of threads."
                 )
+            _refuse_levels(config, name_or_builder)
             return load_object(backend)(name_or_builder.removeprefix(prefix), config)
     if type_ == "jax":
         return load_object(_JAX)(name_or_builder, config)
     if type_ in ("auto", "async", "cpp") and named and name_or_builder in library.names():
         name = str(name_or_builder)
+        _refuse_levels(config, f"{name} of EnvPool")
         if len(library.seats(name, config.options)) == 1:
             return CppBackend(name, config)
         from rlstack.envs.seats.cpp_games import CppGames
@@ -81,6 +83,15 @@ def make_backend(name_or_builder: str | EnvBuilder, type_: str, config: PoolConf
         raise ValueError(_unknown(str(name_or_builder), names, "EnvPool"))
     builder = resolve(name_or_builder) if isinstance(name_or_builder, str) else name_or_builder
     return _python_backend(builder, type_, config)
+
+
+def _refuse_levels(config: PoolConfig, name: str) -> None:
+    if config.levels:
+        raise ValueError(
+            f"Env pool: levels must be 0 for {name}, because nothing tells its environments which "
+            f"level to begin; got {config.levels}. Use an environment of Gymnasium (--env.type "
+            "for_loop, thread or process) or one in JAX (--env.type jax)."
+        )
 
 
 def _python_backend(builder: EnvBuilder, type_: str, config: PoolConfig) -> Backend:

@@ -34,7 +34,13 @@ class ForLoopBackend:
             "the builder", Limit(config.start_timeout, "start_timeout")
         ) as watch:
             self._envs = build_all(
-                builder, config.options, seeds, config.step_info, config.first_index, watch
+                builder,
+                config.options,
+                seeds,
+                config.step_info,
+                config.first_index,
+                config.levels,
+                watch,
             )
         head = self._envs[0]
         self._shown = head.shown

@@ -180,7 +180,7 @@ class SyncEnv(Pool):
             ``"thread"``.
           num_threads: EnvPool's name of ``num_workers``.
           **limits: ``max_restarts``, ``restart_window``, ``step_timeout``, ``start_timeout``,
-            ``check_finite``, ``step_info`` and ``first_index`` of ``PoolConfig``.
+            ``check_finite``, ``step_info``, ``first_index`` and ``levels`` of ``PoolConfig``.
 
         Raises:
           ValueError: unknown name or type, or a size, seed or option out of range.
@@ -309,7 +309,7 @@ class AsyncEnv(Pool):
             ``"thread"``.
           num_threads: EnvPool's name of ``num_workers``.
           **limits: ``max_restarts``, ``restart_window``, ``step_timeout``, ``start_timeout``,
-            ``check_finite``, ``step_info`` and ``first_index`` of ``PoolConfig``.
+            ``check_finite``, ``step_info``, ``first_index`` and ``levels`` of ``PoolConfig``.
 
         Raises:
           ValueError: unknown name or type, or a number or option out of range.

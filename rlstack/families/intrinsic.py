@@ -81,6 +81,7 @@ from rlstack.types import (
     PRNGKey,
     PyTree,
     TimeStep,
+    Trajectory,
 )
 
 _CLIP = 5.0  # of standardised observations (Burda et al., section 2.4)
@@ -325,10 +326,7 @@ class Intrinsic(Wrapped):
             amount = jnp.asarray(output.novelty)[1:]
             if cfg.bonus == "ngu":
                 amount = amount * jnp.clip(modulator, 1.0, _LARGEST_MODULATOR)
-            trajectory = trajectory._replace(
-                agent_output=output.agent._replace(action=output.action),
-                agent_state=trajectory.agent_state.agent,
-            )
+            trajectory = self._own(trajectory)
         amount = jnp.where(present, amount, 0.0)
         added = discounted_sums(state.discounted_sum, amount, present, cfg.intrinsic_discount)
         sums = update_statistics(state.sums, added, present)
@@ -338,6 +336,20 @@ class Intrinsic(Wrapped):
         )
         rows = NoveltyRows(before, after, features, present, bonus)
         return state, batch._replace(trajectory=trajectory), rows
+
+    def state_values(self, params: Params, trajectory: Trajectory) -> Array:
+        """Returns the agent's values."""
+        return self.agent.state_values(params, self._own(trajectory))
+
+    def _own(self, trajectory: Trajectory) -> Trajectory:
+        """Returns the agent's own part of a trajectory."""
+        if not self._remembers:
+            return trajectory
+        output = trajectory.agent_output
+        return trajectory._replace(
+            agent_output=output.agent._replace(action=output.action),
+            agent_state=trajectory.agent_state.agent,
+        )
 
     def learn_stream(self, state: NoveltyState, rows: NoveltyRows) -> tuple[NoveltyState, Logs]:
         """Makes a gradient step of the predictor and of the bonus's value."""

@@ -39,6 +39,7 @@ from rlstack.types import (
     PRNGKey,
     PyTree,
     TimeStep,
+    Trajectory,
 )
 
 
@@ -142,6 +143,13 @@ class Normalised(Wrapped):
         output, agent_state = self.agent.actor_step(rng_key, params.agent, seen, state.agent)
         return output, NormalisedState(agent_state, self._returns(state, timestep))
 
+    def state_values(self, params: NormalisedParams, trajectory: Trajectory) -> Array:
+        """Returns the agent's values in units of the environment's rewards, without clipping."""
+        if self._counts_returns:
+            trajectory = trajectory._replace(agent_state=trajectory.agent_state.agent)
+        seen = trajectory._replace(timestep=self._seen(params.statistics, trajectory.timestep))
+        return self.agent.state_values(params.agent, seen) / self._scale(params.statistics)
+
     def learner_step(
         self, params: NormalisedParams, learner_state: NormalisedLearnerState, batch: Batch
     ) -> tuple[NormalisedParams, NormalisedLearnerState, LearnerOutput]:
@@ -190,18 +198,24 @@ class Normalised(Wrapped):
     def _seen(self, statistics: Statistics, timestep: TimeStep) -> TimeStep:
         """Returns normalised steps."""
         cfg = self.normalisation
-        observation, reward = timestep.observation, timestep.reward * cfg.reward_scale
+        observation = timestep.observation
         if cfg.observations:
             observation = self._standardiser.apply(
                 statistics.observation, observation, cfg.observation_clip
             )
+        reward = timestep.reward * cfg.reward_scale
         if cfg.rewards != "none":
-            # Rewards are scaled and not shifted: a shift would change which policy is best.
-            variance = statistics.reward.variance[0]
-            reward = reward * jnp.where(variance < 1e-8, 1.0, jax.lax.rsqrt(variance + 1e-8))
+            reward = reward * _inverse_deviation(statistics)
         if cfg.reward_clip:
             reward = jnp.clip(reward, -cfg.reward_clip, cfg.reward_clip)
         return timestep._replace(observation=observation, reward=reward)
+
+    def _scale(self, statistics: Statistics) -> Array | float:
+        """Returns the factor on rewards, without clipping."""
+        scale = self.normalisation.reward_scale
+        if self.normalisation.rewards == "none":
+            return scale
+        return scale * _inverse_deviation(statistics)
 
 
 class NormalisedEpochs(Normalised, WrappedEpochs):
@@ -247,6 +261,12 @@ def normalised(agent: Agent, cfg: NormalisationConfig) -> Agent:
     if dataclasses.replace(cfg, return_discount=None) == NormalisationConfig():
         return agent
     return NormalisedEpochs(agent, cfg) if isinstance(agent, EpochAgent) else Normalised(agent, cfg)
+
+
+def _inverse_deviation(statistics: Statistics) -> Array:
+    # Rewards are scaled and not shifted: a shift would change which policy is best.
+    variance = statistics.reward.variance[0]
+    return jnp.where(variance < 1e-8, 1.0, jax.lax.rsqrt(variance + 1e-8))
 
 
 def _by_entry(obs_spec: PyTree) -> Standardiser:

@@ -31,6 +31,7 @@ from rlstack.types import (
     PRNGKey,
     PyTree,
     TimeStep,
+    Trajectory,
 )
 
 _FIELD = "Experiment: observation_processor"
@@ -159,6 +160,10 @@ class Observing(Wrapped):
         """Acts on the view of the steps ``[B, ...]``."""
         return self.agent.actor_step(rng_key, params, self.view(timestep), state)
 
+    def state_values(self, params: Params, trajectory: Trajectory) -> Array:
+        """Returns the agent's values of the view of the steps."""
+        return self.agent.state_values(params, self._viewed(trajectory))
+
     def learner_step(
         self, params: Params, learner_state: LearnerState, batch: Batch
     ) -> tuple[Params, LearnerState, LearnerOutput]:
@@ -166,8 +171,10 @@ class Observing(Wrapped):
         return self.agent.learner_step(params, learner_state, self._seen(batch))
 
     def _seen(self, batch: Batch) -> Batch:
-        timestep = self.view(batch.trajectory.timestep)
-        return batch._replace(trajectory=batch.trajectory._replace(timestep=timestep))
+        return batch._replace(trajectory=self._viewed(batch.trajectory))
+
+    def _viewed(self, trajectory: Trajectory) -> Trajectory:
+        return trajectory._replace(timestep=self.view(trajectory.timestep))
 
 
 class ObservingEpochs(Observing, WrappedEpochs):

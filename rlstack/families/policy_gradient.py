@@ -124,10 +124,16 @@ class PolicyGradientAgent(Agent):
     """
 
     cfg: Any
+    has_values = True
 
     def __init__(self, cfg: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)
         self._optimizer = cfg.make_optimizer()
+
+    def state_values(self, params: Params, trajectory: Trajectory) -> Array:
+        """Returns the values that the acting network gave."""
+        del params
+        return trajectory.agent_output.value
 
     def initial_params(self, rng_key: PRNGKey) -> Params:
         """Returns newly initialised network parameters."""

@@ -251,6 +251,7 @@ class QLearning(TargetNetworkAgent):
     """
 
     cfg: QLearningConfig
+    has_values = True
 
     def __init__(self, cfg: QLearningConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)
@@ -275,6 +276,14 @@ class QLearning(TargetNetworkAgent):
     def outputs(self, rng_key: PRNGKey | None, params: Params, timestep: TimeStep) -> Array:
         """Returns the network's output for each action, ``[B, A, ...]``; no noise without a key."""
         return self.network.apply(rng_key, params, timestep, ())[0]
+
+    def state_values(self, params: Params, trajectory: Trajectory) -> Array:
+        """Returns the highest value of a legal action, without the network's noise."""
+        steps = trajectory.timestep
+        rows = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), steps)
+        values = self.action_values(jax.random.PRNGKey(0), params, rows, noisy=False)
+        best = preferences(values, rows).mode()
+        return of_actions(values, best).reshape(steps.step_type.shape)
 
     def initial_state(self, batch_size: int) -> Counts:
         """Returns the counts of steps and episodes of each environment, ``[B]``, which are 0."""

@@ -19,6 +19,7 @@ from rlstack.types import (
     PRNGKey,
     PyTree,
     TimeStep,
+    Trajectory,
 )
 
 
@@ -41,7 +42,7 @@ class Wrapped(Agent):
         self.obs_spec, self.action_spec = agent.obs_spec, agent.action_spec
         self.network, self.policy = agent.network, agent.policy
         self.learns, self.has_priorities = agent.learns, agent.has_priorities
-        self.writes_back = agent.writes_back
+        self.writes_back, self.has_values = agent.writes_back, agent.has_values
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.agent, *self._others)
@@ -59,6 +60,10 @@ class Wrapped(Agent):
         if type(self).initial_state is not Wrapped.initial_state:
             return super().read_once(state)
         return self.agent.read_once(state)
+
+    def state_values(self, params: Params, trajectory: Trajectory) -> Array:
+        """Calls the same method of the agent."""
+        return self.agent.state_values(params, trajectory)
 
     def initial_params(self, rng_key: PRNGKey) -> Params:
         """Calls the same method of the agent."""

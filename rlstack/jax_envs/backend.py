@@ -13,7 +13,7 @@ import numpy as np
 from rlstack.checks import EnvError
 from rlstack.envs.backend import PoolConfig, spec_fields
 from rlstack.envs.nest import Nest, StepNest
-from rlstack.jax_envs.environment import BatchedEnv, BatchState
+from rlstack.jax_envs.environment import BatchedEnv, BatchState, Numbered
 from rlstack.jax_envs.factory import JaxEnvBuilder, make_batch, resolve
 from rlstack.jax_envs.game import BatchedGame
 from rlstack.random.compiled_quickly import CompiledQuickly
@@ -44,8 +44,8 @@ class _Options(dict[str, Any]):
 
 # Each evaluation makes a pool, which must not be compiled again.
 @functools.lru_cache(maxsize=8)
-def _compiled(builder: str | JaxEnvBuilder, options: _Options) -> _Compiled:
-    env = make_batch(builder, options)
+def _compiled(builder: str | JaxEnvBuilder, options: _Options, levels: int) -> _Compiled:
+    env = make_batch(builder, options, levels)
 
     def step_rows(
         state: BatchState, rows: np.ndarray, action: PyTree
@@ -70,7 +70,8 @@ class JaxBackend:
           EnvError: the environments are seats of games, which step together, and the pool is not
             synchronous.
         """
-        compiled = _compiled(resolve(name_or_builder), _Options(config.options))
+        options = _Options(config.options)
+        compiled = _compiled(resolve(name_or_builder), options, config.levels)
         env = compiled.env
         if isinstance(env, BatchedGame) and config.wait_num != config.size:
             raise EnvError(
@@ -83,7 +84,10 @@ class JaxBackend:
             StepNest(env.spec.observation, env.spec.extras), self._action
         )
         self._ids = np.arange(config.size, dtype=np.int32)
-        self._rng_key = env.keys([config.seed + i for i in range(config.size)])
+        keys = env.keys([config.seed + i for i in range(config.size)])
+        self._first: PRNGKey | Numbered = keys
+        if config.first_index is not None and env.has_index:
+            self._first = Numbered(keys, self._ids + config.first_index)
         self._state: BatchState | None = None
         self._ready: deque[tuple[np.ndarray, TimeStep]] = deque()
         self._env, self._reset, self._step = env, compiled.reset, compiled.step
@@ -91,7 +95,7 @@ class JaxBackend:
 
     def reset(self) -> None:
         """Starts a new episode in every environment."""
-        rng_key = self._rng_key if self._state is None else self._state.rng_key
+        rng_key = self._first if self._state is None else self._state.rng_key
         self._ready.clear()
         self._state, timestep = self._reset(rng_key)
         self._put(self._ids, timestep)
@@ -131,9 +135,9 @@ class JaxBackend:
         return [{} for _ in env_ids]
 
     @property
-    def functions(self) -> tuple[BatchedEnv, PRNGKey]:
+    def functions(self) -> tuple[BatchedEnv, PRNGKey | Numbered]:
         """See `rlstack.envs.pool.Pool.functions`."""
-        return self._env, self._rng_key
+        return self._env, self._first
 
     @property
     def render_fps(self) -> float | None:

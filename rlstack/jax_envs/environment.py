@@ -16,6 +16,7 @@ import numpy as np
 from rlstack.checks import EnvError
 from rlstack.envs.values import is_limited
 from rlstack.specs.bounds import with_open_bounds
+from rlstack.specs.levels import LEVEL, own_action, with_level
 from rlstack.types import Array, EnvSpec, PRNGKey, PyTree, StepType, TimeStep
 
 
@@ -38,6 +39,9 @@ class JaxEnv(Protocol):
 
     Optional methods ``extras_spec()`` and ``extras(state)`` show further signals of the step that
     led to a state, such as a cost: a pytree of ``dm_env.specs``, and arrays of these specs.
+
+    An optional method ``reset_with_index(rng_key, index)`` starts the episode, or the level, of a
+    number. Without it, that is the episode of ``reset(jax.random.PRNGKey(index))``.
 
     Optional members, for people who watch: ``render(state)`` returns a picture of a state, uint8
     ``[H, W, 3]``, or text, or None if it cannot be drawn here; it is not compiled, and gets numpy
@@ -68,6 +72,14 @@ class BatchState(NamedTuple):
     env: PyTree  # [B, ...]
     rng_key: PRNGKey  # [B, ...] each environment's own
     over: Array  # [B] bool, whether the next step begins an episode
+    level: Array | tuple[()] = ()  # [B] int32, of the episode, where actions choose levels
+
+
+class Numbered(NamedTuple):
+    """Keys of environments, and the numbers of the episodes that `BatchedEnv.reset` begins."""
+
+    rng_key: PRNGKey  # [B, ...]
+    index: Array  # [B] int32
 
 
 class BatchedEnv:
@@ -81,26 +93,33 @@ class BatchedEnv:
       spec: the specs of one observation, one action and the extras, without a batch axis.
     """
 
-    def __init__(self, env: JaxEnv, seats: tuple[int, ...] = ()) -> None:
+    def __init__(self, env: JaxEnv, seats: tuple[int, ...] = (), levels: int = 0) -> None:
         """Stores the environment, and compares its functions with its specs.
 
         Args:
           env: the environment.
           seats: sizes of the leading axes that the environment's observations, actions and rewards
               have in addition to the specs. A game has one such axis, of its seats.
+          levels: number of levels that actions choose among, see `rlstack.specs.levels`; 0 for an
+            environment that draws its episodes by itself.
 
         Raises:
           EnvError: an observation does not have the structure, shape or dtype of its spec, or a
             step changes the structure or a shape of the state.
         """
-        self._env, self._seats = env, seats
+        self._env, self._seats, self._levels = env, seats, levels
         extras_spec: PyTree = getattr(env, "extras_spec", tuple)()
         spec = EnvSpec(env.observation_spec(), env.action_spec(), extras_spec)
         self._check_specs(spec)
-        self.spec = jax.tree.map(with_open_bounds, spec)
+        self.spec = own = jax.tree.map(with_open_bounds, spec)
+        self._extras_spec = own.extras
+        if levels:
+            where = f"JAX environment {type(env).__name__}"
+            action, shown = with_level(own.action, own.extras, levels, where)
+            self.spec = EnvSpec(own.observation, action, shown)
         key = jax.eval_shape(jax.random.PRNGKey, 0)
         action = jax.tree.map(
-            lambda spec: jax.ShapeDtypeStruct((*seats, *spec.shape), spec.dtype), self.spec.action
+            lambda spec: jax.ShapeDtypeStruct((*seats, *spec.shape), spec.dtype), own.action
         )
         state, observation = jax.eval_shape(env.reset, key)
         outcome = jax.eval_shape(env.step, key, state, action)
@@ -108,7 +127,7 @@ class BatchedEnv:
         self._check("step: the observation", outcome.observation)
         if jax.tree.leaves(spec.extras):
             extras = jax.eval_shape(cast(Any, env).extras, state)
-            self._check("extras", extras, self.spec.extras)
+            self._check("extras", extras, own.extras)
         self._dtypes = self._common_dtypes(state, outcome.state)
 
     def keys(self, seeds: Sequence[int] | Array) -> PRNGKey:
@@ -119,21 +138,28 @@ class BatchedEnv:
         """Starts an episode in every environment.
 
         Args:
-          rng_key: ``[B, ...]`` of `keys`, or of an earlier `BatchState`.
+          rng_key: ``[B, ...]`` of `keys`, or of an earlier `BatchState`; or `Numbered`.
 
         Returns:
           The state, and FIRST steps ``[B, ...]``.
         """
+        index: Any = ()
+        if isinstance(rng_key, Numbered):
+            rng_key, index = rng_key
+        elif self._levels:
+            rng_key, draw = jnp.moveaxis(jax.vmap(jax.random.split)(rng_key), 1, 0)
+            index = jax.vmap(lambda key: jax.random.randint(key, (), 0, self._levels))(draw)
         over = jnp.ones(rng_key.shape[0], bool)
-        rng_key, env, observation = jax.vmap(self._first)(rng_key)
+        rng_key, env, observation = jax.vmap(self._first)(rng_key, index)
+        level = index if self._levels else ()
         timestep = TimeStep(
             jnp.full(over.shape, StepType.FIRST, jnp.int32),
             jnp.zeros(over.shape, jnp.float32),
             jnp.ones(over.shape, jnp.float32),
             observation,
-            self._extras(env),
+            self._extras(env, level),
         )
-        return BatchState(env, rng_key, ~over), timestep
+        return BatchState(env, rng_key, ~over, level), timestep
 
     def step(self, state: BatchState, action: PyTree) -> tuple[BatchState, TimeStep]:
         """Steps every environment; those at LAST ignore their action and start an episode.
@@ -142,8 +168,12 @@ class BatchedEnv:
           state: the state of the environments.
           action: ``[B, ...]`` in the structure of ``spec.action``.
         """
+        level: Any = ()
+        if self._levels:
+            level = jnp.where(state.over, action[LEVEL], state.level)
+            action = own_action(action)
         next_key, outcome, env, observation = self._advance(
-            state.rng_key, state.over, state.env, action
+            state.rng_key, state.over, state.env, action, level
         )
         terminated = jnp.asarray(outcome.terminated, bool)
         ends = (terminated | jnp.asarray(outcome.truncated, bool)) & ~state.over
@@ -153,9 +183,9 @@ class BatchedEnv:
             jnp.where(state.over, 0.0, reward),
             jnp.where(terminated & ~state.over, 0.0, 1.0).astype(jnp.float32),
             observation,
-            self._extras(env),
+            self._extras(env, level),
         )
-        return BatchState(env, next_key, ends), timestep
+        return BatchState(env, next_key, ends, level), timestep
 
     def outside(self, timestep: TimeStep) -> Array:
         """Returns where integers of steps ``[B, ...]`` leave their spec, ``[B]`` bool."""
@@ -167,6 +197,11 @@ class BatchedEnv:
                 bad = (x < spec.minimum) | (x > spec.maximum)
                 found |= bad.reshape((len(found), -1)).any(axis=1)
         return found
+
+    @property
+    def has_index(self) -> bool:
+        """Whether the environment has ``reset_with_index``."""
+        return hasattr(self._env, "reset_with_index")
 
     @property
     def render_fps(self) -> float | None:
@@ -182,13 +217,21 @@ class BatchedEnv:
         """Returns the state of the environment that a row belongs to, in numpy."""
         return jax.tree.map(lambda x: np.asarray(x[row]), env)
 
-    def _first(self, rng_key: PRNGKey) -> tuple[PRNGKey, PyTree, PyTree]:
+    def _first(self, rng_key: PRNGKey, index: Any = ()) -> tuple[PRNGKey, PyTree, PyTree]:
         next_key, key = jax.random.split(rng_key)
-        env, observation = self._env.reset(key)
+        env, observation = self._started(key, index)
         return next_key, self._typed(env), self._seen(observation)
 
+    def _started(self, rng_key: PRNGKey, index: Any) -> tuple[PyTree, PyTree]:
+        """Starts one episode, that of a number unless it is ()."""
+        if isinstance(index, tuple):
+            return self._env.reset(rng_key)
+        if self.has_index:
+            return cast(Any, self._env).reset_with_index(rng_key, index)
+        return self._env.reset(jax.random.PRNGKey(index))
+
     def _advance(
-        self, rng_key: PRNGKey, over: Array, env: PyTree, action: PyTree
+        self, rng_key: PRNGKey, over: Array, env: PyTree, action: PyTree, level: Any = ()
     ) -> tuple[PRNGKey, Any, PyTree, PyTree]:
         """Steps every environment, and starts an episode where over.
 
@@ -199,14 +242,14 @@ class BatchedEnv:
         # Each uses its key once, either to continue an episode or to start one.
         next_key, key = keys[:, 0], keys[:, 1]
         outcome: Any = jax.vmap(self._env.step)(key, env, action)
-        return next_key, outcome, *self._begin(key, over, outcome)
+        return next_key, outcome, *self._begin(key, over, outcome, level)
 
-    def _begin(self, key: PRNGKey, over: Array, outcome: Any) -> tuple[PyTree, PyTree]:
+    def _begin(self, key: PRNGKey, over: Array, outcome: Any, level: Any) -> tuple[PyTree, PyTree]:
         """Returns the states and observations of an outcome, and of new episodes where over."""
         later = self._typed(outcome.state), self._seen(outcome.observation)
 
         def begin() -> tuple[PyTree, PyTree]:
-            env, observation = jax.vmap(self._env.reset)(key)
+            env, observation = jax.vmap(self._started)(key, level)
             first = self._typed(env), self._seen(observation)
             choose = jax.vmap(jnp.where)
             return jax.tree.map(lambda x, y: choose(over, x, y), first, later)
@@ -219,13 +262,13 @@ class BatchedEnv:
         # An accelerator's branch would wait for its condition on the host.
         return jax.lax.platform_dependent(cpu=begin_some, default=begin)
 
-    def _extras(self, env: PyTree) -> PyTree:
+    def _extras(self, env: PyTree, level: Any = ()) -> PyTree:
         """Returns the extras of states ``[B, ...]``, in the dtypes of their spec."""
-        spec = self.spec.extras
-        if not jax.tree.leaves(spec):
-            return ()
-        shown = jax.vmap(cast(Any, self._env).extras)(env)
-        return jax.tree.map(lambda leaf, x: jnp.asarray(x, leaf.dtype), spec, shown)
+        spec, own = self._extras_spec, ()
+        if jax.tree.leaves(spec):
+            shown = jax.vmap(cast(Any, self._env).extras)(env)
+            own = jax.tree.map(lambda leaf, x: jnp.asarray(x, leaf.dtype), spec, shown)
+        return {**(own or {}), LEVEL: level} if self._levels else own
 
     def _typed(self, env: PyTree) -> PyTree:
         return jax.tree.map(lambda x, dtype: jnp.asarray(x, dtype), env, self._dtypes)

@@ -57,9 +57,13 @@ def make_jax_env(
 
 
 def make_batch(
-    name_or_builder: str | JaxEnvBuilder, options: Mapping[str, Any] | None = None
+    name_or_builder: str | JaxEnvBuilder,
+    options: Mapping[str, Any] | None = None,
+    levels: int = 0,
 ) -> BatchedEnv:
     """Returns environments with the time rules, or the seats of games; see `make_jax_env`.
+
+    With ``levels``, actions choose among so many levels, see `BatchedEnv`.
 
     Games of several seats have three more options: ``seat_index`` and ``critic_state`` of
     `rlstack.jax_envs.showing.showing`, and ``joint``, with which a row is a game.
@@ -72,6 +76,11 @@ def make_batch(
     seen = {name: options.pop(name) for name in (*SHOWN, JOINT) if name in options}
     env: Any = make_jax_env(name_or_builder, options)
     if is_game(env):
+        if levels:
+            raise ValueError(
+                f"JAX environment {name_or_builder}: levels must be 0 for a game of several seats, "
+                f"which begin together; got {levels}. Use an environment of one player."
+            )
         made = JointGame if seen.pop(JOINT, False) else BatchedGame
         return made(showing(env, **seen))
     if seen:
@@ -79,7 +88,7 @@ def make_batch(
             f"JAX environment {name_or_builder}: {', '.join(seen)} must be left out, because it is "
             "no game of several seats."
         )
-    return BatchedEnv(env)
+    return BatchedEnv(env, levels=levels)
 
 
 def resolve(name_or_builder: str | JaxEnvBuilder) -> str | JaxEnvBuilder:

@@ -71,6 +71,21 @@ MORE = [
         },
     ),
     (
+        (f"{GITHUB}DramaCow/jaxued/blob/main/examples/maze_plr.py",),
+        ("maze-plr", "maze-robust-plr"),
+        {
+            "levels.score_function": "MaxMC",
+            "levels.buffer_size": 4000,
+            "levels.replay_prob": 0.8,
+            "levels.staleness_coeff": 0.3,
+            "levels.temperature": 0.3,
+            "levels.minimum_fill_ratio": 0.5,
+            "agent.discount": 0.995,
+            "agent.gae_lambda": 0.98,
+        },
+        {"levels.temperature": (1.0, "a short run needs more levels")},
+    ),
+    (
         (f"{GITHUB}nicklashansen/tdmpc2/blob/main/tdmpc2/config.yaml",),
         ("halfcheetah-tdmpc2",),
         {

@@ -579,7 +579,7 @@ WITHOUT_SOURCE = {
     *("pendulum-fasttd3", "mountain-car-continuous-scripted", "mountain-car-continuous-rlpd"),
     "pendulum-iql",
     *("cartpole-cql", "pendulum-gail", "pendulum-sqil", "toll-ppo-lagrangian"),
-    *("bitflip-her", "reach-her"),
+    *("bitflip-her", "reach-her", "maze-ppo"),
     *("cartpole-muzero", "catch-muzero", "minatar-breakout-muzero", "pendulum-muzero"),
     *("tictactoe-alphazero", "connect-four-alphazero", "pendulum-tdmpc2"),
     *("spread-qmix", "cover-maddpg", "spread-maddpg"),

@@ -121,8 +121,8 @@ class ProcessBackend:
 
     def _start(self, seeds: dict[int, int], first_index: int | None = None) -> WorkerHandle:
         together = self._config.wait_num == self._size
-        infos = self._config.step_info
-        setup = Setup(self._builder, seeds, self._size, together, infos, first_index)
+        infos, levels = self._config.step_info, self._config.levels
+        setup = Setup(self._builder, seeds, self._size, together, infos, first_index, levels)
         return WorkerHandle(setup, self._memory_fd)
 
     def _listen(self, worker: WorkerHandle) -> None:

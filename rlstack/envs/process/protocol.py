@@ -49,6 +49,7 @@ class Setup(NamedTuple):
     together: bool  # whether to answer once for all environments of a batch of orders
     step_info: bool = False  # whether to send the numbers in the info of every step
     first_index: int | None = None  # index of the first episodes, see `PoolConfig`
+    levels: int = 0  # number of levels that actions choose among
 
 
 class Hello(NamedTuple):

@@ -55,7 +55,9 @@ def _serve(sock: socket.socket, memory_fd: int) -> None:
     try:
         setup: Setup = pickle.loads(recv_message(sock))
         builder, options = pickle.loads(setup.builder)
-        envs = build_all(builder, options, setup.seeds, setup.step_info, setup.first_index)
+        envs = build_all(
+            builder, options, setup.seeds, setup.step_info, setup.first_index, setup.levels
+        )
         head = next(iter(envs.values()))
         hello = Hello(
             *head.shown.unflatten(head.shown.leaves),

@@ -192,7 +192,7 @@ def test_onnx_acts_as_the_policy(name, runs, tmp_path):
     [
         *("pendulum-sac", "cartpole-pqn", "cartpole-c51", "entity-xor-ppo", "cartpole-bc"),
         *("pendulum-crossq", "pendulum-tqc", "pendulum-simba", "pendulum-d4pg", "pendulum-mpo"),
-        *("cartpole-vmpo", "cartpole-ppg", "deepsea-rnd", "toll-ppo-lagrangian"),
+        *("cartpole-vmpo", "cartpole-ppg", "deepsea-rnd", "toll-ppo-lagrangian", "maze-plr"),
         *("catch-muzero", "tictactoe-alphazero", "pendulum-tdmpc2"),
         *("twostep-qmix", "cover-maddpg"),
         "cartpole-dreamer",
