@@ -42,7 +42,7 @@ def test_what_has_finished_is_not_trained_again(tmp_path):
     assert again[0].left == 1
     cost = runs.cost(again)
     assert (cost.frames, cost.replay > 0) == (600, True)
-    assert "as fast as the finished runs of 1 tasks here" in str(cost)
+    assert "as fast as the finished runs here" in str(cost)
     runs.train(again, stream=told)
     assert first.stat().st_mtime_ns == before
     assert jobs((2,))[0].left == 0  # the study keeps its seeds
@@ -70,10 +70,12 @@ def test_the_cost_says_where_its_rate_is_from(tmp_path):
     jobs = runs.jobs_of(SUITE, "random", tmp_path, seeds=(1, 2, 3))
     cost = runs.cost(jobs)
     assert (cost.frames, cost.seconds) == (3 * 2 * 600, 0.0)
-    assert "unknown hours (no rate is stored" in str(cost)
+    assert "an unknown time (no rate is stored" in str(cost)
     stored = runs.cost(jobs, stored=100.0, machine_of="a machine")
     assert stored.seconds == pytest.approx(36.0)
     assert "a stored rate of 100 frames/s, measured on a machine" in str(stored)
+    assert "about 0.6 minutes" in str(stored)
+    assert "about 2.5 hours" in str(stored._replace(seconds=9_000.0))
     job = jobs[0]
     job.path.mkdir()
     job.study.write(job.path)
