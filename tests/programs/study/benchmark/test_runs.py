@@ -106,6 +106,26 @@ def test_environments_are_made_before_training(tmp_path):
         runs.check(runs.jobs_of(none, "random", tmp_path))
 
 
+@pytest.mark.timeout(120)
+def test_the_command_trains_writes_a_page_and_writes_it_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(suites, "read", lambda name: SUITE)
+    out = ["--out", str(tmp_path / "pages")]
+    where = ["--run-dir", str(tmp_path / "runs"), *out]
+    words = ["small", "--tasks", "Pole", "--seeds", "3", "4", *where]
+    assert commands.main("benchmark", words) == 0
+    page = tmp_path / "pages" / "small.md"
+    shown = capsys.readouterr()
+    assert shown.out.splitlines() == [str(page)]
+    assert "small, random: 1,200 frames, an unknown time" in shown.err
+    made = page.read_bytes()
+    assert b"random lacks Car." in made and b"(2 runs)" in made
+    page.unlink()
+    assert commands.main("benchmark", ["small", "--page", *out]) == 0
+    assert page.read_bytes() == made
+    assert commands.main("benchmark", [*words, "--dry-run"]) == 0
+    assert "small, random: nothing is left to train" in capsys.readouterr().err
+
+
 def test_the_list_has_each_benchmark(capsys, monkeypatch):
     monkeypatch.setattr(suites, "missing", lambda suite: ["brax"] * (suite.name == "brax4"))
     assert commands.main("benchmark", ["--list"]) == 0
