@@ -11,10 +11,11 @@ from typing import NamedTuple, TextIO
 import numpy as np
 
 from rlstack.programs.build.environments import environment_spec
+from rlstack.programs.config import options
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.run import plan
 from rlstack.programs.session.display import lasting
-from rlstack.programs.session.result import Result, machine, read_result
+from rlstack.programs.session.result import Result, read_result
 from rlstack.programs.session.run_dir import RunDir
 from rlstack.programs.study import study as studies
 from rlstack.programs.study import train as training
@@ -148,10 +149,13 @@ class Cost(NamedTuple):
         """Returns the cost in one line."""
         if not self.frames:
             return "nothing is left to train"
-        hours = f"about {self.seconds / 3600:,.2g} hours" if self.seconds else "unknown hours"
+        time = "an unknown time"
+        if self.seconds:
+            hours = self.seconds / 3600
+            time = f"about {hours:,.1f} hours" if hours >= 1 else f"about {60 * hours:,.1f} minutes"
         return (
-            f"{self.frames:,} frames, {hours} ({self.source}), replay {self.replay / 2**30:,.2g} "
-            "GiB at most"
+            f"{self.frames:,} frames, {time} ({self.source}), replay {self.replay / 2**20:,.1f} "
+            "MiB at most"
         )
 
 
@@ -190,14 +194,15 @@ def cost(
     seconds = sum(frames[n] / rates[n] for n in frames) if all(rates.values()) else 0.0
     source = "no rate is stored; --measure SECONDS finds one"
     if known:
-        source = f"as fast as the finished runs of {len(known)} tasks here"
+        source = "as fast as the finished runs here"
     elif stored:
         source = f"at a stored rate of {stored:,.0f} frames/s, measured on {machine_of}"
     together = 1 if at_once > 1 else max(len(job.study.seeds) for job in left)
     if not may_share_a_program(left[0].study):
         together = 1
-    planned = plan.plan(left[0].study.base, Path(tempfile.gettempdir()) / "rlstack-no-such-run")
-    return Cost(sum(frames.values()), seconds, source, planned.replay_bytes * together * at_once)
+    with tempfile.TemporaryDirectory() as folder:  # in which the plan writes nothing
+        replay = plan.plan(left[0].study.base, folder).replay_bytes
+    return Cost(sum(frames.values()), seconds, source, replay * together * at_once)
 
 
 def measure(job: Job, seconds: float, stream: TextIO | None = None) -> float:
@@ -237,14 +242,7 @@ def measure(job: Job, seconds: float, stream: TextIO | None = None) -> float:
     return float(sum(rates)) if may_share_a_program(job.study) else float(np.mean(rates))
 
 
-def stored_machine(seeds: int) -> str:
-    """Returns the text that says where a rate was measured."""
-    return f"{machine()}, {seeds} seeds"
-
-
 def _replaced(experiment: Experiment, values: Mapping[str, object]) -> Experiment:
-    from rlstack.programs.config import options
-
     for name, value in values.items():
         experiment = options.replaced(experiment, name, value, "benchmark:")
     return experiment

@@ -42,7 +42,7 @@ def test_what_has_finished_is_not_trained_again(tmp_path):
     assert again[0].left == 1
     cost = runs.cost(again)
     assert (cost.frames, cost.replay > 0) == (600, True)
-    assert "as fast as the finished runs of 1 tasks here" in str(cost)
+    assert "as fast as the finished runs here" in str(cost)
     runs.train(again, stream=told)
     assert first.stat().st_mtime_ns == before
     assert jobs((2,))[0].left == 0  # the study keeps its seeds
@@ -70,10 +70,12 @@ def test_the_cost_says_where_its_rate_is_from(tmp_path):
     jobs = runs.jobs_of(SUITE, "random", tmp_path, seeds=(1, 2, 3))
     cost = runs.cost(jobs)
     assert (cost.frames, cost.seconds) == (3 * 2 * 600, 0.0)
-    assert "unknown hours (no rate is stored" in str(cost)
+    assert "an unknown time (no rate is stored" in str(cost)
     stored = runs.cost(jobs, stored=100.0, machine_of="a machine")
     assert stored.seconds == pytest.approx(36.0)
     assert "a stored rate of 100 frames/s, measured on a machine" in str(stored)
+    assert "about 0.6 minutes" in str(stored)
+    assert "about 2.5 hours" in str(stored._replace(seconds=9_000.0))
     job = jobs[0]
     job.path.mkdir()
     job.study.write(job.path)
@@ -102,6 +104,26 @@ def test_environments_are_made_before_training(tmp_path):
     none = dataclasses.replace(SUITE, tasks=(Task("No", "CartPol-v1"),))
     with pytest.raises(ValueError, match="CartPole-v1"):
         runs.check(runs.jobs_of(none, "random", tmp_path))
+
+
+@pytest.mark.timeout(120)
+def test_the_command_trains_writes_a_page_and_writes_it_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(suites, "read", lambda name: SUITE)
+    out = ["--out", str(tmp_path / "pages")]
+    where = ["--run-dir", str(tmp_path / "runs"), *out]
+    words = ["small", "--tasks", "Pole", "--seeds", "3", "4", *where]
+    assert commands.main("benchmark", words) == 0
+    page = tmp_path / "pages" / "small.md"
+    shown = capsys.readouterr()
+    assert shown.out.splitlines() == [str(page)]
+    assert "small, random: 1,200 frames, an unknown time" in shown.err
+    made = page.read_bytes()
+    assert b"random lacks Car." in made and b"(2 runs)" in made
+    page.unlink()
+    assert commands.main("benchmark", ["small", "--page", *out]) == 0
+    assert page.read_bytes() == made
+    assert commands.main("benchmark", [*words, "--dry-run"]) == 0
+    assert "small, random: nothing is left to train" in capsys.readouterr().err
 
 
 def test_the_list_has_each_benchmark(capsys, monkeypatch):
