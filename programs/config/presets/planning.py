@@ -89,7 +89,7 @@ def catch_muzero(name: str) -> Experiment:
 @preset
 def pendulum_muzero(name: str) -> Experiment:
     """Pendulum-v1 by Gumbel MuZero with drawn actions, in one compiled program."""
-    frames, updates_per_frame = 60_000, 1 / 8
+    frames, updates_per_frame = 100_000, 1 / 8
     agent = MuZeroConfig(
         discount=0.97,
         num_simulations=16,
