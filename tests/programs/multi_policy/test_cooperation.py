@@ -1,6 +1,7 @@
 """Joint rows in programs: QMIX and MADDPG in each topology, resumed and loaded; what is refused."""
 
 import dataclasses
+import importlib.util
 import io
 
 import numpy as np
@@ -94,6 +95,16 @@ def test_maddpg_learns_to_cover(tmp_path):
     # Random actions give -53.
     experiment = dataclasses.replace(preset("cover-maddpg"), frames=60_000)
     assert running.run(experiment, tmp_path / "run").eval_return_mean > -40.0
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.skipif(importlib.util.find_spec("jaxmarl") is None, reason="needs JaxMARL")
+@pytest.mark.parametrize("name", ["spread-qmix", "spread-maddpg"])
+def test_presets_learn_simple_spread(name, tmp_path):
+    # Random actions give -28.
+    experiment = dataclasses.replace(preset(name), frames=80_000)
+    assert running.run(experiment, tmp_path / "run").eval_return_mean > -23.0
 
 
 @pytest.mark.slow
