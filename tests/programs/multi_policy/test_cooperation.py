@@ -47,6 +47,8 @@ def two_step(topology="fused", core="none", frames=600):
     return running.small(base, topology, frames, replay=replay, fused=fused, checkpoint_period=150)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_run_on_the_host_is_loaded_without_the_state_of_the_game(tmp_path):
     env = dataclasses.replace(DYING, options={**GAME, "critic_state": "joined"})
     experiment = dataclasses.replace(dying("single_process"), env=env)
