@@ -182,9 +182,12 @@ def test_ppo_learns_the_same_from_seats_that_leave_on_the_host_and_in_one_progra
         replay=dataclasses.replace(base.replay, batch_size=8, unroll_length=12, max_size=16),
     )
     for topology in ("single_process", "fused"):
-        result = running.run(running.small(experiment, topology, 300), tmp_path / topology)
-    # In 48 steps there are 8 games: 5 frames of the left seat, 4 of the right one.
-    assert result.env_frames % 9 < 9
+        result = running.run(
+            running.small(experiment, topology, 10**6, updates=3), tmp_path / topology
+        )
+        assert result.learner_steps == 3
+        # 36 steps are six games: 5 frames of the left seat, 4 of the right one.
+        assert result.env_frames == 4 * 6 * 9, topology
     pairs = zip(*(running.params(tmp_path / t) for t in ("single_process", "fused")), strict=True)
     for host, compiled in pairs:
         np.testing.assert_allclose(host, compiled, rtol=1e-3, atol=1e-5)
