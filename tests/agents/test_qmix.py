@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from rlstack.agents.qmix import QMIX, QMIXConfig
+from rlstack.agents.qmix import QMIX, QMIXConfig, behaviour_policy
 from rlstack.exploration import Greedy, initial_counts
 from rlstack.families.q_learning import QOutput, SequenceState
 from rlstack.networks import NetworkConfig
 from rlstack.networks.base import Network
 from rlstack.types import Batch, StepType, TimeStep, Transition
-from tests.agent_cases import FAST, GRU, SMALL, Case, Setting, case, quick_jit
+from tests.agent_cases import FAST, GRU, SMALL, Case, Setting, quick_jit
 
 FIRST, MID, LAST = map(int, StepType)
 SEATS, ACTIONS = 2, 3
@@ -170,20 +170,25 @@ def test_a_seat_that_is_out_of_the_game_gets_no_gradient():
 
 
 def test_illegal_actions_are_never_taken_and_seats_explore_by_themselves():
-    c = case("qmix")
-    step = jax.tree.map(lambda x: x[1], c.batch.trajectory.timestep)
-    rows = 400
-    mask = np.zeros((rows, SEATS, ACTIONS), np.int8)
+    rows, mask = 400, np.zeros((400, SEATS, ACTIONS), np.int8)
     mask[..., 0], mask[..., 2] = 1, 1
-    step = jax.tree.map(lambda x: np.repeat(x[:1], rows, axis=0), step)
-    step = step._replace(observation={**step.observation, "action_mask": mask})
-    state = c.agent.initial_state(rows)  # epsilon is 1
-    output, _ = quick_jit(c.agent.actor_step)(c.key, c.params, step, state)
-    action = np.asarray(output.action)
-    assert set(action.ravel().tolist()) == {0, 2}
-    assert abs(np.mean(action[:, 0] == action[:, 1]) - 0.5) < 0.1
-    greedy, _ = quick_jit(c.greedy.actor_step)(c.key, c.params, step, state)
-    assert (np.asarray(greedy.action) != 1).all()
+    seen = np.random.default_rng(0).normal(size=(rows, SEATS, 3)).astype(np.float32)
+    ones = np.ones(rows, np.float32)
+    step = TimeStep(np.ones(rows, np.int32), ones, ones, {"action_mask": mask, "observation": seen})
+    agent = make()
+    params = agent.initial_params(jax.random.PRNGKey(1))
+
+    def act(policy):
+        acting = QMIX(agent.cfg, JOINT, CHOICES, lambda *_: table(), policy)
+        state = acting.initial_state(rows)
+        output, _ = quick_jit(acting.actor_step)(jax.random.PRNGKey(2), params, step, state)
+        return np.asarray(output.action)
+
+    drawn = act(lambda: behaviour_policy(agent.cfg, rows))  # epsilon is 1
+    assert set(drawn.ravel().tolist()) == {0, 2}
+    assert abs(np.mean(drawn[:, 0] == drawn[:, 1]) - 0.5) < 0.1
+    values = np.einsum("bsd,sdn->bsn", seen, np.asarray(params.seats))
+    np.testing.assert_array_equal(act(Greedy), np.where(values[..., 2] > values[..., 0], 2, 0))
 
 
 def test_what_does_not_fit_is_told():

@@ -173,6 +173,28 @@ def test_agents_with_one_policy_learn_to_cover_in_fused(name, critic_state, tmp_
 
 @pytest.mark.slow
 @pytest.mark.chosen
+def test_ppo_learns_the_same_from_seats_that_leave_on_the_host_and_in_one_program(tmp_path):
+    """The right seat is absent in a third of its rows: no frame, and in no statistics or loss."""
+    base = preset("mpe-spread-ippo")
+    experiment = dataclasses.replace(
+        base,
+        env=EnvConfig("tests.jax_envs.test_games:Echo", 8, "jax", options={"length": 5}),
+        replay=dataclasses.replace(base.replay, batch_size=8, unroll_length=12, max_size=16),
+    )
+    for topology in ("single_process", "fused"):
+        result = running.run(
+            running.small(experiment, topology, 10**6, updates=3), tmp_path / topology
+        )
+        assert result.learner_steps == 3
+        # 36 steps are six games: 5 frames of the left seat, 4 of the right one.
+        assert result.env_frames == 4 * 6 * 9, topology
+    pairs = zip(*(running.params(tmp_path / t) for t in ("single_process", "fused")), strict=True)
+    for host, compiled in pairs:
+        np.testing.assert_allclose(host, compiled, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.skipif(importlib.util.find_spec("jaxmarl") is None, reason="needs JaxMARL")
 def test_games_of_jaxmarl():
     env = make_batch("jaxmarl/MPE_simple_spread_v3", {"critic_state": "joined"})

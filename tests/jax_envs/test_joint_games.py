@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlstack.envs import AsyncEnv, SyncEnv
-from rlstack.jax_envs.cover import Cover
+from rlstack.jax_envs.cover import Cover, CoverState
 from rlstack.jax_envs.factory import make_batch
 from rlstack.jax_envs.game import BatchedGame
 from rlstack.jax_envs.joint import JointGame
@@ -16,6 +16,7 @@ from tests.agent_cases import quick_jit
 from tests.jax_envs.test_games import Echo
 
 FIRST, MID, LAST = map(int, StepType)
+ECHO = "tests.jax_envs.test_games:Echo"
 TWO_STEP = "rlstack.jax_envs.two_step:TwoStep"
 
 
@@ -42,15 +43,15 @@ def test_a_row_is_a_game_with_the_steps_of_its_seats():
 
 
 def test_a_pool_makes_the_steps_of_the_compiled_loop():
-    options = {"agents": 2, "length": 3, "joint": True, "critic_state": "joined"}
-    env = make_batch("rlstack.jax_envs.cover:Cover", options)
+    options = {"joint": True, "critic_state": "joined"}
+    env = make_batch(ECHO, options)
     state, timestep = quick_jit(env.reset)(env.keys([5, 6]))
     step, action = quick_jit(env.step), np.array([[1, 4], [0, 2]], np.int32)
-    with SyncEnv("rlstack.jax_envs.cover:Cover", 2, "jax", seed=5, options=options) as pool:
+    with SyncEnv(ECHO, 2, "jax", seed=5, options=options) as pool:
         found = pool.reset()
         for _ in range(5):
             jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), timestep, found)
-            assert found.observation["critic_state"]["1"].shape == (2, 8)
+            assert found.observation["critic_state"]["1"].shape == (2, 2)
             state, timestep = step(state, action)
             found = pool.step(action)
 
@@ -64,38 +65,31 @@ def test_joint_rows_may_be_stepped_one_by_one():
     assert kinds == [[FIRST], [MID]]
 
 
-@pytest.mark.parametrize(
-    ("first", "then", "paid"),
-    [
-        ([0, 1], [0, 1], 7),  # 2A
-        ([0, 0], [1, 1], 7),
-        ([1, 0], [0, 0], 0),  # 2B
-        ([1, 0], [0, 1], 1),
-        ([1, 1], [1, 0], 1),
-        ([1, 0], [1, 1], 8),
-    ],
-)
-def test_the_two_step_game(first, then, paid):
+def test_the_two_step_game():
+    first = np.array([[0, 1], [0, 0], [1, 0], [1, 0], [1, 1], [1, 0]])  # to 2A twice, then to 2B
+    then = np.array([[0, 1], [1, 1], [0, 0], [0, 1], [1, 0], [1, 1]])
+    paid = [7, 7, 0, 1, 1, 8]
     env = make_batch(TWO_STEP, {"joint": True, "critic_state": "game"})
-    state, start = env.reset(env.keys([0]))
-    np.testing.assert_array_equal(start.observation["critic_state"], [[1, 0, 0]])
-    state, middle = env.step(state, jnp.array([first]))
-    np.testing.assert_array_equal(
-        middle.observation["observation"], [[[0, 1 - first[0], first[0]]] * 2]
-    )
-    _, end = env.step(state, jnp.array([then]))
-    assert (middle.reward.tolist(), end.reward.tolist()) == ([0], [paid])
-    assert (middle.step_type.tolist(), end.step_type.tolist()) == ([MID], [LAST])
-    assert end.discount.tolist() == [0]
-    assert end.extras["alive"].tolist() == [[0, 0]]
+    state, start = quick_jit(env.reset)(env.keys(range(6)))
+    step = quick_jit(env.step)
+    np.testing.assert_array_equal(start.observation["critic_state"], [[1, 0, 0]] * 6)
+    state, middle = step(state, first)
+    place = np.eye(3)[1 + first[:, 0]]
+    np.testing.assert_array_equal(middle.observation["critic_state"], place)
+    np.testing.assert_array_equal(middle.observation["observation"], np.stack([place] * 2, 1))
+    state, end = step(state, then)
+    assert (middle.reward.tolist(), end.reward.tolist()) == ([0] * 6, paid)
+    assert (middle.step_type.tolist(), end.step_type.tolist()) == ([MID] * 6, [LAST] * 6)
+    assert end.discount.tolist() == [0] * 6
+    assert end.extras["alive"].tolist() == [[0, 0]] * 6
 
 
 def test_cover_with_continuous_moves():
     game = Cover(agents=2, continuous=True)
     assert game.action_spec().shape == (2,)
-    state, _ = game.reset(jax.random.PRNGKey(0))
-    state = state._replace(agents=jnp.zeros((2, 2)))
-    after = game.step(jax.random.PRNGKey(1), state, jnp.array([[1.0, 0.0], [-0.5, 0.2]])).state
+    state = CoverState(jnp.zeros((2, 2)), jnp.ones((2, 2)), jnp.int32(0))
+    move = jnp.array([[1.0, 0.0], [-0.5, 0.2]])
+    after = quick_jit(game.step)(jax.random.PRNGKey(1), state, move).state
     np.testing.assert_allclose(after.agents, [[0.15, 0.0], [-0.075, 0.03]], rtol=1e-6)
 
 

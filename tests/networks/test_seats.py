@@ -28,6 +28,7 @@ OBSERVATION = {
     "action_mask": specs.BoundedArray((3, 5), np.int8, 0, 1),
 }
 CHOICES = specs.BoundedArray((3,), np.int32, 0, 4)
+_LATER = [pytest.mark.slow, pytest.mark.chosen]
 GRU = NetworkConfig(hidden_sizes=(8,), core="gru", core_size=6)
 
 
@@ -83,7 +84,13 @@ def of_seat(timestep, seat):
     return timestep._replace(observation=seen)
 
 
-@pytest.mark.parametrize("cfg", [NetworkConfig(hidden_sizes=(8,)), GRU], ids=["plain", "gru"])
+@pytest.mark.parametrize(
+    "cfg",
+    [
+        pytest.param(NetworkConfig(hidden_sizes=(8,)), marks=_LATER, id="plain"),
+        pytest.param(GRU, id="gru"),
+    ],
+)
 def test_a_shared_network_gives_each_seat_what_it_gives_it_alone(cfg):
     one = seat_specs(OBSERVATION, CHOICES, "test")
     alone, network = q_network(one.observation, one.action, cfg), None

@@ -1,6 +1,7 @@
 """Joint rows in programs: QMIX and MADDPG in each topology, resumed and loaded; what is refused."""
 
 import dataclasses
+import importlib.util
 import io
 
 import numpy as np
@@ -46,6 +47,8 @@ def two_step(topology="fused", core="none", frames=600):
     return running.small(base, topology, frames, replay=replay, fused=fused, checkpoint_period=150)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_run_on_the_host_is_loaded_without_the_state_of_the_game(tmp_path):
     env = dataclasses.replace(DYING, options={**GAME, "critic_state": "joined"})
     experiment = dataclasses.replace(dying("single_process"), env=env)
@@ -94,6 +97,16 @@ def test_maddpg_learns_to_cover(tmp_path):
     # Random actions give -53.
     experiment = dataclasses.replace(preset("cover-maddpg"), frames=60_000)
     assert running.run(experiment, tmp_path / "run").eval_return_mean > -40.0
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.skipif(importlib.util.find_spec("jaxmarl") is None, reason="needs JaxMARL")
+@pytest.mark.parametrize("name", ["spread-qmix", "spread-maddpg"])
+def test_presets_learn_simple_spread(name, tmp_path):
+    # Random actions give -28.
+    experiment = dataclasses.replace(preset(name), frames=80_000)
+    assert running.run(experiment, tmp_path / "run").eval_return_mean > -23.0
 
 
 @pytest.mark.slow
