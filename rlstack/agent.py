@@ -122,17 +122,17 @@ class Agent(abc.ABC):
     # [T+1, B, ...]. It counts only in the class that states it, because a subclass may read more.
     reads_first_state: bool = False
 
-    # Whether `state_values` is defined. Curricula by scores need it, see `rlstack.families.levels`.
+    # Whether `trajectory_values` is defined. `rlstack.families.levels` scores levels with it.
     has_values: bool = False
 
-    def state_values(self, params: Params, trajectory: Trajectory) -> Array:
+    def trajectory_values(self, params: Params, trajectory: Trajectory) -> Array:
         """Returns the value of the state of each step, ``[T+1, B]``, in units of the rewards.
 
         Args:
           params: the params before the update.
           trajectory: ``[T+1, B, ...]``, of the batch that the agent learns from.
         """
-        raise NotImplementedError(f"{type(self).__name__} defines no state_values")
+        raise NotImplementedError(f"{type(self).__name__} defines no trajectory_values")
 
     def read_once(self, state: AgentState) -> PyTree:
         """Returns for each leaf of an acting state what `reads_first_state` says, [] bool."""

@@ -18,7 +18,6 @@ from rlstack.families.normalised import normalised
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.config.member_config import is_fixed
 from rlstack.references import Hook, call_factory, check_callable, load_hook, name_of, nearest
-from rlstack.specs.levels import own_action
 from rlstack.types import EnvSpec, PyTree
 
 
@@ -48,7 +47,9 @@ def make_agent(
     """
     cfg = experiment.agent
     if experiment.env.levels:
-        spec = spec._replace(action=own_action(spec.action))
+        from rlstack.families.levels import without_level
+
+        spec = without_level(spec)
     if type(cfg) not in AGENTS:
         raise ValueError(
             f"Experiment: agent is a {type(cfg).__name__}, which no agent is registered for"
@@ -74,16 +75,20 @@ def make_agent(
         raise ActionKindError(f"Environment {name_of(experiment.env.name)}: {error}") from error
     if after is not None and not greedy and _counts(agent):  # others see no counts in training
         agent = make(functools.partial(_after, policy, after))
-    if not (greedy or evaluating):
+    trains = not (greedy or evaluating)
+    if trains:
         _check_for_training(experiment, agent)
         agent.check_extras(spec.extras)
-    agent = shown(normalised(agent, experiment.normalisation))
+    return _wrapped(experiment, shown(normalised(agent, experiment.normalisation)), spec, trains)
+
+
+def _wrapped(experiment: Experiment, agent: Agent, spec: EnvSpec, trains: bool) -> Agent:
+    """Returns the agent as one that chooses levels or learns from demonstrations, if it does."""
     if experiment.env.levels:
         from rlstack.families.levels import choosing_levels
 
-        chooses = not (greedy or evaluating)
-        return choosing_levels(agent, experiment.levels, experiment.env.levels, chooses=chooses)
-    if not experiment.replay.demonstrations or greedy or evaluating:
+        return choosing_levels(agent, experiment.levels, experiment.env.levels, chooses=trains)
+    if not experiment.replay.demonstrations or not trains:
         return agent
     from rlstack.programs.build.demonstrations import demonstrated
 

@@ -143,6 +143,7 @@ class Experiment(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_agent()
+        self._check_levels()
         self.require_at_least(1, "frames", "steps_per_update", "log_period")
         self.require_at_least(1, "checkpoint_period", "checkpoints_kept")
         if self.replay.min_actors > self.num_actors:
@@ -166,15 +167,6 @@ class Experiment(Checked):
                     "because returns are measured on the environment's own rewards. Use "
                     "--normalisation.rewards reward."
                 )
-        self.levels.check(
-            self.env.levels,
-            {
-                "policies": self.policies,
-                "data": self.data,
-                "env.opponents.runs": self.env.opponents.runs,
-                "replay.demonstrations": self.replay.demonstrations,
-            },
-        )
         if self.policies:
             self._check_policies()
         if self.layout.is_compiled and not self.data and not self.policies:
@@ -215,6 +207,17 @@ class Experiment(Checked):
                 "Experiment: agent must be the config of an agent, such as PPOConfig(); got "
                 f"{self.agent!r:.80}{advice}"
             )
+
+    def _check_levels(self) -> None:
+        """Checks what levels that the learner chooses exclude."""
+        excluded = {
+            "policies": self.policies,
+            "data": self.data,
+            "env.opponents.runs": self.env.opponents.runs,
+            "replay.demonstrations": self.replay.demonstrations,
+            "network.critic_observation level": self.network.critic_observation == "level",
+        }
+        self.levels.check(self.env.levels, excluded)
 
     def _check_policies(self) -> None:
         """Checks what several policies exclude."""

@@ -337,9 +337,9 @@ class Intrinsic(Wrapped):
         rows = NoveltyRows(before, after, features, present, bonus)
         return state, batch._replace(trajectory=trajectory), rows
 
-    def state_values(self, params: Params, trajectory: Trajectory) -> Array:
+    def trajectory_values(self, params: Params, trajectory: Trajectory) -> Array:
         """Returns the agent's values."""
-        return self.agent.state_values(params, self._own(trajectory))
+        return self.agent.trajectory_values(params, self._own(trajectory))
 
     def _own(self, trajectory: Trajectory) -> Trajectory:
         """Returns the agent's own part of a trajectory."""

@@ -28,13 +28,14 @@ from rlstack.families.policy_gradient import masked_mean
 from rlstack.families.wrapped import Wrapped, WrappedEpochs
 from rlstack.math import levels, returns
 from rlstack.references import check_callable, load_hook, name_of
-from rlstack.specs.levels import ACTION, LEVEL
+from rlstack.specs.levels import ACTION, LEVEL, own_action
 from rlstack.types import (
     ActionDistribution,
     AgentOut,
     AgentState,
     Array,
     Batch,
+    EnvSpec,
     LearnerOutput,
     LearnerState,
     Logs,
@@ -104,7 +105,7 @@ class Levels(Wrapped):
             raise ValueError(
                 f"Experiment: levels.kind must be uniform or rule with {type(agent).__name__}, "
                 f"which gives no values to score levels with; got {cfg.kind}. Give the agent "
-                "has_values and state_values, see docs/levels.md."
+                "has_values and trajectory_values, see docs/levels.md."
             )
         if agent.writes_back:
             raise ValueError(
@@ -150,9 +151,9 @@ class Levels(Wrapped):
         state = state.agent if self._chooses else state
         return self.agent.action_distribution(rng_key, params.agent, timestep, state)
 
-    def state_values(self, params: LevelsParams, trajectory: Trajectory) -> Array:
+    def trajectory_values(self, params: LevelsParams, trajectory: Trajectory) -> Array:
         """Returns the agent's values."""
-        return self.agent.state_values(params.agent, self._own(trajectory))
+        return self.agent.trajectory_values(params.agent, self._own(trajectory))
 
     def actor_step(
         self, rng_key: PRNGKey, params: LevelsParams, timestep: TimeStep, state: AgentState
@@ -226,7 +227,7 @@ class Levels(Wrapped):
         """Returns what is averaged to the score of a level, ``[T, B]``."""
         if not self.agent.has_values:
             return jnp.zeros(present.shape)
-        values = self.agent.state_values(params, trajectory)
+        values = self.agent.trajectory_values(params, trajectory)
         if self.levels.score_function == "MaxMC":
             return -values[:-1]
         after = jax.tree.map(lambda x: x[1:], trajectory.timestep)
@@ -280,6 +281,11 @@ class LevelsEpochs(Levels, WrappedEpochs):
         return after, learner_state._replace(agent=state)
 
     learner_step = Levels.learner_step
+
+
+def without_level(spec: EnvSpec) -> EnvSpec:
+    """Returns the spec of environments with the agent's own actions, if it has a level."""
+    return spec._replace(action=own_action(spec.action))
 
 
 def only(kept: Array, timestep: TimeStep) -> TimeStep:

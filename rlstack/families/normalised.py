@@ -143,12 +143,12 @@ class Normalised(Wrapped):
         output, agent_state = self.agent.actor_step(rng_key, params.agent, seen, state.agent)
         return output, NormalisedState(agent_state, self._returns(state, timestep))
 
-    def state_values(self, params: NormalisedParams, trajectory: Trajectory) -> Array:
+    def trajectory_values(self, params: NormalisedParams, trajectory: Trajectory) -> Array:
         """Returns the agent's values in units of the environment's rewards, without clipping."""
         if self._counts_returns:
             trajectory = trajectory._replace(agent_state=trajectory.agent_state.agent)
         seen = trajectory._replace(timestep=self._seen(params.statistics, trajectory.timestep))
-        return self.agent.state_values(params.agent, seen) / self._scale(params.statistics)
+        return self.agent.trajectory_values(params.agent, seen) / self._scale(params.statistics)
 
     def learner_step(
         self, params: NormalisedParams, learner_state: NormalisedLearnerState, batch: Batch

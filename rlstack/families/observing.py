@@ -160,9 +160,9 @@ class Observing(Wrapped):
         """Acts on the view of the steps ``[B, ...]``."""
         return self.agent.actor_step(rng_key, params, self.view(timestep), state)
 
-    def state_values(self, params: Params, trajectory: Trajectory) -> Array:
+    def trajectory_values(self, params: Params, trajectory: Trajectory) -> Array:
         """Returns the agent's values of the view of the steps."""
-        return self.agent.state_values(params, self._viewed(trajectory))
+        return self.agent.trajectory_values(params, self._viewed(trajectory))
 
     def learner_step(
         self, params: Params, learner_state: LearnerState, batch: Batch

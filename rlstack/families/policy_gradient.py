@@ -130,7 +130,7 @@ class PolicyGradientAgent(Agent):
         super().__init__(cfg, *args, **kwargs)
         self._optimizer = cfg.make_optimizer()
 
-    def state_values(self, params: Params, trajectory: Trajectory) -> Array:
+    def trajectory_values(self, params: Params, trajectory: Trajectory) -> Array:
         """Returns the values that the acting network gave."""
         del params
         return trajectory.agent_output.value

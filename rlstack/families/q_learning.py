@@ -277,7 +277,7 @@ class QLearning(TargetNetworkAgent):
         """Returns the network's output for each action, ``[B, A, ...]``; no noise without a key."""
         return self.network.apply(rng_key, params, timestep, ())[0]
 
-    def state_values(self, params: Params, trajectory: Trajectory) -> Array:
+    def trajectory_values(self, params: Params, trajectory: Trajectory) -> Array:
         """Returns the highest value of a legal action, without the network's noise."""
         steps = trajectory.timestep
         rows = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), steps)

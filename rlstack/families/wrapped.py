@@ -61,9 +61,9 @@ class Wrapped(Agent):
             return super().read_once(state)
         return self.agent.read_once(state)
 
-    def state_values(self, params: Params, trajectory: Trajectory) -> Array:
+    def trajectory_values(self, params: Params, trajectory: Trajectory) -> Array:
         """Calls the same method of the agent."""
-        return self.agent.state_values(params, trajectory)
+        return self.agent.trajectory_values(params, trajectory)
 
     def initial_params(self, rng_key: PRNGKey) -> Params:
         """Calls the same method of the agent."""

@@ -72,14 +72,14 @@ class BatchState(NamedTuple):
     env: PyTree  # [B, ...]
     rng_key: PRNGKey  # [B, ...] each environment's own
     over: Array  # [B] bool, whether the next step begins an episode
-    level: Array | tuple[()] = ()  # [B] int32, of the episode, where actions choose levels
+    level: Any = ()  # [B] int32, of the episode, where actions choose levels
 
 
 class Numbered(NamedTuple):
     """Keys of environments, and the numbers of the episodes that `BatchedEnv.reset` begins."""
 
     rng_key: PRNGKey  # [B, ...]
-    index: Array  # [B] int32
+    number: Array  # [B] int32
 
 
 class BatchedEnv:

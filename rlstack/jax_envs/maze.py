@@ -1,8 +1,7 @@
 """Partially observed mazes in JAX, whose levels are numbers: an environment for curricula.
 
-A level is generated from its number alone, and each of them can be solved. The held-out ones are
-drawn from other keys than those of training; mazes without walls may be in both. A few are made by
-hand.
+A level is generated from its number alone. The held-out ones are drawn from other keys than those
+of training; mazes without walls may be in both. A few are made by hand.
 """
 
 from __future__ import annotations
@@ -52,17 +51,20 @@ class MazeState(NamedTuple):
 
 
 class Maze:
-    """A walker looks for a goal in a maze, and sees the five by five squares around it.
+    """A walker seeks a goal in a maze; it knows where the goal is, and sees the walls around it.
 
-    The observation is the walls and the goal in these squares, and the last move, ``[54]`` numbers
-    of 0 and 1. The four actions are moves; one into a wall does nothing. The reward is
-    ``1 - 0.9 t / max_steps`` at the goal, which ends the episode after t steps, as in MiniGrid
-    (https://arxiv.org/abs/2306.13831). An episode is truncated after ``max_steps``.
+    The observation is the walls in the five by five squares around the walker (0 and 1), the
+    offset of the goal in rows and columns, as shares of the maze's side, and the last move (four
+    numbers of 0 and 1): ``[31]``. The four actions are moves; one into a wall does nothing. The
+    reward is ``1 - 0.9 t / max_steps`` at the goal, which ends the episode after t steps, as in
+    MiniGrid (https://arxiv.org/abs/2306.13831). An episode is truncated after ``max_steps``.
 
     A maze of ``cells`` by ``cells`` cells is a spanning tree by the binary tree algorithm (Buck
     2015, "Mazes for Programmers"), in one of four orientations. Of the walls that the tree leaves,
-    each stays with a probability that is the level's own: a uniform number to the power 4. So open
+    each stays with a probability that is the level's own: the square of a uniform number. So open
     mazes are common, and mazes with a single path rare. ``density`` sets it for all levels.
+    ``blocked`` walls in the goal of a share of the levels, as a generator does that draws walls at
+    random: no policy can solve these.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Maze:
         max_steps: int = 100,
         levels: Literal["train", "held_out", "handmade"] = "train",
         density: float | None = None,
+        blocked: float = 0.0,
     ):
         """Stores the settings.
 
@@ -80,6 +83,8 @@ class Maze:
           levels: which levels: those of training, others, or the `HANDMADE` ones of 5 cells, whose
             numbers begin anew behind the last one.
           density: the share of walls that stay in a maze, in [0, 1]; None draws it by level.
+          blocked: the share of levels whose goal cannot be reached, in [0, 1]. It changes none of
+            the handmade ones.
 
         Raises:
           ValueError: a setting is out of range.
@@ -93,15 +98,16 @@ class Maze:
             raise ValueError(f"Maze: levels must be train, held_out or handmade; got {levels!r}.")
         if levels == "handmade" and cells != 5:
             raise ValueError(f"Maze: cells must be 5 with the handmade levels; got {cells}.")
-        if density is not None and not 0 <= density <= 1:
-            raise ValueError(f"Maze: density must lie in [0, 1]; got {density}.")
+        for name, share in (("density", density), ("blocked", blocked)):
+            if share is not None and not 0 <= share <= 1:
+                raise ValueError(f"Maze: {name} must lie in [0, 1]; got {share}.")
         self._cells, self._max_steps = cells, max_steps
-        self._levels, self._density = levels, density
+        self._levels, self._density, self._blocked = levels, density, blocked
 
     def observation_spec(self) -> specs.BoundedArray:
-        """Returns the spec of the walls and the goal in view, and of the last move."""
-        size = 2 * _VIEW**2 + len(_MOVES)
-        return specs.BoundedArray((size,), np.float32, 0.0, 1.0, "view")
+        """Returns the spec of the walls in view, the offset of the goal, and the last move."""
+        size = _VIEW**2 + 2 + len(_MOVES)
+        return specs.BoundedArray((size,), np.float32, -1.0, 1.0, "view")
 
     def action_spec(self) -> specs.DiscreteArray:
         """Returns the spec of the moves: up, right, down, left."""
@@ -139,16 +145,15 @@ class Maze:
 
     def _generated(self, index: Array) -> MazeState:
         key = jax.random.fold_in(jax.random.PRNGKey(_SETS[self._levels]), index)
-        tree_key, flip_key, wall_key, density_key, place_key = jax.random.split(key, 5)
+        tree_key, flip_key, wall_key, density_key, place_key, block_key = jax.random.split(key, 6)
         cells = self._cells
         # Each cell has a passage up or left; along two borders there is only one choice.
         up = jax.random.bernoulli(tree_key, shape=(cells, cells))
         up = up.at[0].set(False).at[:, 0].set(True)
         left = (~up).at[0].set(True)
         flips = jax.random.bernoulli(flip_key, shape=(2,))
-        density = self._density
-        if density is None:
-            density = jax.random.uniform(density_key) ** 4
+        drawn = jax.random.uniform(density_key) ** 2
+        density: Array | float = drawn if self._density is None else self._density
         stay = jax.random.bernoulli(wall_key, density, (2, cells, cells))
         size = 2 * cells + 1
         walls = jnp.ones((size, size), bool).at[1::2, 1::2].set(False)
@@ -160,8 +165,13 @@ class Maze:
         first_key, second_key = jax.random.split(place_key)
         start = jax.random.randint(first_key, (), 0, number)
         goal = (start + jax.random.randint(second_key, (), 1, number)) % number
-        squares = [jnp.stack([2 * (x // cells) + 1, 2 * (x % cells) + 1]) for x in (start, goal)]
-        return _begun(walls, *squares)
+        place, goal = (
+            jnp.stack([2 * (x // cells) + 1, 2 * (x % cells) + 1]) for x in (start, goal)
+        )
+        around = goal + _MOVES
+        walled_in = walls.at[around[:, 0], around[:, 1]].set(True)
+        blocked = jax.random.bernoulli(block_key, self._blocked)
+        return _begun(jnp.where(blocked, walled_in, walls), place, goal)
 
     def _handmade(self, index: Array) -> MazeState:
         drawn = np.array([[list(row) for row in rows] for rows in HANDMADE])
@@ -170,15 +180,11 @@ class Maze:
         return _begun(*(jnp.asarray(x)[chosen] for x in (drawn == "#", starts, goals)))
 
     def _seen(self, state: MazeState) -> Array:
-        around = _VIEW // 2
-        walls = jnp.pad(state.walls, around, constant_values=True)
-        goal = jnp.zeros_like(walls).at[state.goal[0] + around, state.goal[1] + around].set(True)
-        parts = [
-            jax.lax.dynamic_slice(x, (state.place[0], state.place[1]), (_VIEW, _VIEW)).reshape(-1)
-            for x in (walls, goal)
-        ]
-        parts.append(jnp.arange(len(_MOVES)) == state.move)
-        return jnp.concatenate(parts).astype(jnp.float32)
+        walls = jnp.pad(state.walls, _VIEW // 2, constant_values=True)
+        around = jax.lax.dynamic_slice(walls, (state.place[0], state.place[1]), (_VIEW, _VIEW))
+        offset = (state.goal - state.place) / len(state.walls)
+        move = jnp.arange(len(_MOVES)) == state.move
+        return jnp.concatenate([around.reshape(-1), offset, move]).astype(jnp.float32)
 
 
 def _begun(walls: Array, place: Array, goal: Array) -> MazeState:

@@ -27,11 +27,11 @@ class LevelTable(NamedTuple):
     max_return: Array  # [N] float32, of all its episodes, undiscounted; -inf before one has ended
     mean_return: Array  # [N] float32, of its first ten episodes, later an exponential mean; or 0
     episodes: Array  # [N] int32, those that have ended
-    played: Array  # [N] int32, `count` when the level was last learned from
+    played: Array  # [N] int32, `num_episodes` when the level was last learned from
     total: Array  # [N] float32, sum of the amounts of the newest episodes
     steps: Array  # [N] float32, number of amounts in the sum
     ended: Array  # [N] bool, whether these episodes have ended
-    count: Array  # [] int32, all episodes that have ended
+    num_episodes: Array  # [] int32, all that have ended
 
 
 class LevelSteps(NamedTuple):
@@ -67,7 +67,7 @@ def initial_table(size: int, *, full: bool = False) -> LevelTable:
         total=jnp.zeros(size),
         steps=jnp.zeros(size),
         ended=jnp.zeros(size, bool),
-        count=jnp.zeros((), jnp.int32),
+        num_episodes=jnp.zeros((), jnp.int32),
     )
 
 
@@ -87,7 +87,7 @@ def staleness_weights(table: LevelTable) -> Array:
     All levels have the same weight if there was none.
     """
     held = table.level >= 0
-    stale = jnp.where(held, table.count - table.played, 0).astype(jnp.float32)
+    stale = jnp.where(held, table.num_episodes - table.played, 0).astype(jnp.float32)
     return _shares(jnp.where(stale.sum() > 0, stale, held))
 
 
@@ -164,9 +164,9 @@ def updated(
     place = jnp.clip(jnp.searchsorted(table.level[order], seen.level), 0, size - 1)
     row = order[place]
     known = seen.present & (table.level[row] == seen.level)
-    count = table.count + seen.episodes.sum()
+    count = table.num_episodes + seen.episodes.sum()
     found = _merged(table, row, known, seen, count, from_max_return)
-    table = _put(table, jnp.where(known, row, size), found)._replace(count=count)
+    table = _put(table, jnp.where(known, row, size), found)._replace(num_episodes=count)
 
     most = min(len(seen.level), size)
     score = jnp.where(seen.present & ~known, found.score, -jnp.inf)
@@ -261,7 +261,7 @@ def _merged(
         total=total,
         steps=steps,
         ended=seen.episodes > 0,
-        count=count,
+        num_episodes=count,
     )
 
 
@@ -269,6 +269,6 @@ def _put(table: LevelTable, row: Array, found: LevelTable) -> LevelTable:
     """Writes rows ``[M]`` to the table; those of a number outside of the table are left out."""
 
     def write(old: Array, new: Array) -> Array:
-        return old.at[row].set(new, mode="drop") if jnp.ndim(old) else old
+        return jnp.asarray(old).at[row].set(new, mode="drop") if jnp.ndim(old) else old
 
     return jax.tree.map(write, table, found)

@@ -60,7 +60,7 @@ class Given(Agent):
         rows = len(timestep.reward)
         return Output(jnp.zeros(rows, jnp.int32), jnp.zeros(rows)), state
 
-    def state_values(self, params, trajectory):
+    def trajectory_values(self, params, trajectory):
         return trajectory.agent_output.value
 
     def learner_step(self, params, learner_state, batch):
@@ -205,10 +205,10 @@ def test_values_are_in_units_of_the_environments_rewards():
     reward = params.statistics.reward._replace(variance=[jnp.float32(4.0)])
     params = params._replace(statistics=params.statistics._replace(reward=reward))
     trajectory = data(inner, inner.initial_params(KEY), step_types()).trajectory
-    found = agent.state_values(params, trajectory)
+    found = agent.trajectory_values(params, trajectory)
     np.testing.assert_allclose(found, trajectory.agent_output.value / (2.0 / 2.0), rtol=1e-4)
     fixed = normalised(inner, NormalisationConfig(reward_scale=0.5))
-    found = fixed.state_values(fixed.initial_params(KEY), trajectory)
+    found = fixed.trajectory_values(fixed.initial_params(KEY), trajectory)
     np.testing.assert_allclose(found, trajectory.agent_output.value * 2, rtol=1e-6)
 
 
@@ -216,7 +216,7 @@ def test_the_value_of_a_state_is_that_of_the_best_action():
     agent = plain("dqn")
     params = agent.initial_params(KEY)
     trajectory = data(agent, params, step_types()).trajectory
-    found = quick_jit(agent.state_values)(params, trajectory)
+    found = quick_jit(agent.trajectory_values)(params, trajectory)
     rows = jax.tree.map(lambda x: np.asarray(x)[2], trajectory.timestep)
     values = agent.network.apply(None, params, rows, ())[0]
     np.testing.assert_allclose(found[2], np.asarray(values).max(-1), rtol=1e-5)

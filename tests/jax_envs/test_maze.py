@@ -32,12 +32,17 @@ def distance(walls, place, goal):
 
 
 @pytest.mark.parametrize("cells", [2, 5])
-def test_every_level_can_be_solved(cells):
+def test_every_level_can_be_solved_unless_it_is_blocked(cells):
     state = levels(Maze(cells=cells), range(100))
     found = [distance(*level) for level in zip(state.walls, state.place, state.goal, strict=True)]
     assert min(found) >= 2
     assert state.walls.shape == (100, 2 * cells + 1, 2 * cells + 1)
     assert state.walls[:, 0].all() and state.walls[:, :, -1].all()
+    blocked = levels(Maze(cells=cells, blocked=0.5), range(100))
+    walls = zip(blocked.walls, blocked.place, blocked.goal, strict=True)
+    lost = np.array([distance(*level) is None for level in walls])
+    assert 35 < lost.sum() < 65
+    np.testing.assert_array_equal(blocked.walls[~lost], state.walls[~lost])
 
 
 def test_full_density_is_a_tree_and_none_has_pillars_only():
@@ -76,14 +81,15 @@ def test_steps_by_hand():
     """In the first handmade maze: to the right, into the wall above, and what is seen."""
     env = Maze(levels="handmade", max_steps=20)
     state, view = env.reset_with_index(KEY, jnp.int32(0))
-    walls, goal, move = np.split(np.asarray(view), [25, 50])
+    walls, offset, move = np.split(np.asarray(view), [25, 27])
     assert walls.reshape(5, 5).tolist() == [[1] * 5, [1] * 5, *[[1, 1, 0, 0, 0]] * 3]
-    assert not goal.any() and not move.any()
+    np.testing.assert_allclose(offset, [8 / 11, 8 / 11])
+    assert not move.any()
     outcome = env.step(KEY, state, jnp.int32(RIGHT))
     assert outcome.state.place.tolist() == [1, 2]
     outcome = env.step(KEY, outcome.state, jnp.int32(UP))
     assert outcome.state.place.tolist() == [1, 2]
-    assert np.asarray(outcome.observation)[50:].tolist() == [1, 0, 0, 0]
+    np.testing.assert_allclose(outcome.observation[25:], [8 / 11, 7 / 11, 1, 0, 0, 0])
     assert not outcome.terminated and not outcome.truncated
 
 
@@ -104,7 +110,13 @@ def test_the_reward_falls_with_time_and_the_end_is_a_truncation():
 
 
 def test_wrong_settings():
-    for wrong in ({"cells": 1}, {"max_steps": 0}, {"levels": "own"}, {"density": 2.0}):
+    for wrong in (
+        {"cells": 1},
+        {"max_steps": 0},
+        {"levels": "own"},
+        {"density": 2.0},
+        {"blocked": 2.0},
+    ):
         with pytest.raises(ValueError, match="Maze: "):
             Maze(**wrong)
     with pytest.raises(ValueError, match="cells must be 5"):

@@ -19,7 +19,7 @@ def table(level, score, played=None, count=10, **fields):
         level=jnp.array(level, jnp.int32),
         score=jnp.array(score, jnp.float32),
         played=jnp.array(played or [0] * len(level), jnp.int32),
-        count=jnp.int32(count),
+        num_episodes=jnp.int32(count),
         **{name: jnp.array(value) for name, value in fields.items()},
     )
 
@@ -86,7 +86,7 @@ def test_a_score_goes_on_until_an_episode_ends_and_then_begins_anew():
     start = levels.initial_table(4)
     first = updated(start, seen(), 0.3, 0.3, from_max_return=False)
     assert rows_of(first, "score", "episodes") == {5: (3.0, 1), 3: (5.0, 0)}
-    assert int(first.count) == 1
+    assert int(first.num_episodes) == 1
     more = {"level": jnp.array([3]), "present": jnp.array([True])}
     more |= {"amount": jnp.array([2.0]), "ended": jnp.array([True])}
     more |= {"episode_return": jnp.array([7.0])}

@@ -32,7 +32,6 @@ from rlstack.programs.build.seeds import role_key
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.session.run_config import read_config
 from rlstack.programs.session.run_dir import RunDir
-from rlstack.specs.levels import own_action
 from rlstack.storage import checkpoint
 from rlstack.types import (
     ActionDistribution,
@@ -316,7 +315,9 @@ def load(
     if spec is None:
         spec = environment_spec(experiment)
         if experiment.env.levels:  # outside of training nobody chooses them
-            spec = spec._replace(action=own_action(spec.action))
+            from rlstack.families.levels import without_level
+
+            spec = without_level(spec)
     return Policy(
         experiment,
         spec,

@@ -1,7 +1,8 @@
 """Presets of curricula of mazes, see docs/levels.md.
 
-From the maze experiments of JaxUED (Coward et al. 2024, arXiv:2403.13091): discount, trace, buffer,
-replay probability, staleness and score. The temperature is 1 instead of 0.3, which in runs as short
+From the maze experiments of JaxUED (Coward et al. 2024, arXiv:2403.13091;
+https://github.com/DramaCow/jaxued/blob/main/examples/maze_plr.py): discount, trace, buffer, replay
+probability, staleness and score. The temperature is 1 instead of 0.3, which in runs as short
 as these replays few levels. The network, which has no memory here, and the other constants of PPO
 are common ones.
 """
@@ -32,8 +33,9 @@ def _mazes(name: str, kind: Literal["uniform", "plr", "robust_plr"]) -> Experime
             "rlstack.jax_envs.maze:Maze",
             num_envs=32,
             type="jax",
+            options={"blocked": 0.6},
             levels=2**31 - 1,
-            eval_options={"levels": "held_out", "density": 1.0},
+            eval_options={"blocked": 0.0, "density": 1.0, "levels": "held_out"},
         ),
         unroll_length=128,
         frames=3_000_000,

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from rlstack.agents.ppo import PPOConfig
 from rlstack.configs.acting import EvaluatorConfig
 from rlstack.configs.levels import LevelsConfig
 from rlstack.configs.network import NetworkConfig
+from rlstack.jax_envs.maze import Maze
 from rlstack.programs.config.encoding import from_json, to_json
 from rlstack.programs.config.experiment import EnvConfig, Experiment, ProgramConfig
 from rlstack.programs.config.presets import preset
@@ -45,7 +47,9 @@ def leveled(topology, kind="auto", agent=None, replay=QUEUE, **changes):
             "preset": "leveled",
             "agent": agent or PPOConfig(num_epochs=1, num_minibatches=1),
             "env": EnvConfig(name, num_envs=4, type=kind, levels=LEVELS),
-            "levels": LevelsConfig(kind="rule", rule="tests.programs.test_levels:only_the_best"),
+            "levels": LevelsConfig(
+                kind="rule", rule="tests.programs.hooks.test_levels:only_the_best"
+            ),
             "network": NetworkConfig(hidden_sizes=(8,)),
             "replay": replay,
             "topology": topology,
@@ -70,13 +74,12 @@ def leveled(topology, kind="auto", agent=None, replay=QUEUE, **changes):
     ],
 )
 def test_the_learners_levels_arrive_at_resets(topology, kind, tmp_path):
-    """In the end every episode is one of level 5, the best: twice 5/6. Drawn alike it is 2.5/6."""
+    """Soon each episode is one of level 5, the best, and returns 1.67. Drawn alike it is 0.83."""
     experiment = leveled(topology, kind)
     with running.nothing_left():
         result = running.run(experiment, tmp_path / "run")
     returns = running.series(tmp_path / "run", "actor/episode_return")
-    assert returns[0] < returns[-1] - 0.01
-    assert returns[-1] == pytest.approx(2 * 5 / 6)
+    assert returns[-1] > 1.6  # in fused one line has all episodes, also the first ones
     assert result.eval_return_mean == pytest.approx(2 * 2.5 / 6)  # its six episodes are 0 to 5
 
 
@@ -115,14 +118,18 @@ def test_a_trained_policy_acts_without_levels(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.chosen
-@pytest.mark.parametrize("kind", ["plr", "robust_plr"])
-def test_replayed_levels_are_hard_ones(kind, tmp_path):
-    """Half of all levels of the preset's mazes need 15 moves or less."""
-    experiment = preset(f"maze-{kind.replace('_', '-')}")
+def test_levels_that_cannot_be_solved_are_not_kept(tmp_path):
+    """Six of ten are drawn so."""
+    experiment = preset("maze-plr")
     levels = dataclasses.replace(experiment.levels, buffer_size=200)
     running.run(dataclasses.replace(experiment, levels=levels, frames=150_000), tmp_path / "run")
-    assert 0.5 < running.series(tmp_path / "run", "learner/levels_replayed")[-1] < 0.95
     assert running.series(tmp_path / "run", "learner/levels_held")[-1] == 200
+    *_, level, _, _ = running.params(tmp_path / "run")
+    begin = Maze(**experiment.env.options).reset_with_index
+    state, _ = jax.vmap(lambda index: begin(jax.random.PRNGKey(0), index))(level)
+    around = state.goal[:, None] + np.array([[-1, 0], [1, 0], [0, -1], [0, 1]])
+    open_ = ~np.asarray(state.walls)[np.arange(200)[:, None], around[..., 0], around[..., 1]]
+    assert open_.any(1).mean() > 0.9
 
 
 def test_a_config_keeps_its_levels():
@@ -136,3 +143,5 @@ def test_what_does_not_fit_is_told_before_the_start():
         dataclasses.replace(preset("cartpole-ppo"), levels=LevelsConfig(kind="plr"))
     with pytest.raises(ValueError, match=r"env.levels must be 0 with data"):
         leveled("single_process", data="somewhere")
+    with pytest.raises(ValueError, match=r"env.levels must be 0 with network.critic_observation"):
+        leveled("single_process", network=NetworkConfig(critic_observation="level"))
