@@ -269,8 +269,7 @@ def _episodes(
 
 def _laprop(learning_rate: float, steps: int) -> OptimizerConfig:
     """Returns the authors' optimizer with a learning rate that falls to 0."""
-    arguments = {"agc": 0.3}
-    return OptimizerConfig("laprop", learning_rate, steps, warmup_steps=100, arguments=arguments)
+    return OptimizerConfig("laprop", learning_rate, steps, warmup_steps=100, arguments={"agc": 0.3})
 
 
 @preset
