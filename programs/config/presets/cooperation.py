@@ -67,7 +67,7 @@ def spread_qmix(name: str) -> Experiment:
     return Experiment(
         preset=name,
         agent=QMIXConfig(
-            discount=0.9,  # with 0.95 and more the values rise above the returns
+            discount=0.9,  # with 0.95 and more values rise while returns fall
             target_rate=0.01,
             epsilon_frames=50_000,
             optimizer=OptimizerConfig(learning_rate=3e-4),
