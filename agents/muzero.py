@@ -229,7 +229,7 @@ class MuZero(PlanningAgent):
             jnp.where(absorbing, 0.0, now.reward)[1:],
             jnp.where(absorbing | ends, 0.0, value),
             stored.policy[: steps + 1],
-            jax.tree.map(lambda x: x[: steps + 1], stored.drawn),
+            jax.tree.map(lambda x: x[: steps + 1], getattr(stored, "drawn", ())),
             absorbing | ~(broken | absent),
             ~(broken | breaks | now.last()),
         )

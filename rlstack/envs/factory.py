@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlstack.checks import WrongKindError
 from rlstack.envs.adapters import EnvBuilder
+from rlstack.envs.auto_reset import builder_name
 from rlstack.envs.backend import Backend, PoolConfig
 from rlstack.envs.cpp import library
 from rlstack.envs.cpp.backend import CppBackend
@@ -49,7 +51,9 @@ def make_backend(name_or_builder: str | EnvBuilder, type_: str, config: PoolConf
     if type_ != "jax" and config.options.get("joint"):
         from rlstack.envs.seats.joint import JointBackend
 
-        return JointBackend(name_or_builder, type_, config)
+        number = len(seat_names(name_or_builder, type_, config.options))
+        make_rows = functools.partial(make_backend, name_or_builder, type_)
+        return JointBackend(make_rows, builder_name(name_or_builder), number, type_, config)
     for prefix, backend in _PREFIXES.items():
         if isinstance(name_or_builder, str) and name_or_builder.startswith(prefix):
             if type_ not in ("auto", "async"):
@@ -161,6 +165,31 @@ def resolve(name: str) -> EnvBuilder:
             f"installed Gymnasium has not.{did_you_mean(name, gymnasium.registry)}"
         )
     raise ValueError(_unknown(name, [*library.names(), *gymnasium.registry], "EnvPool, Gymnasium"))
+
+
+def seat_names(
+    name_or_builder: str | EnvBuilder, type_: str, options: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Returns the name of each seat of one game in a pool, or its number if the game names none.
+
+    An environment of one agent has one seat.
+
+    Raises:
+      ValueError: there is no such game, or its option ``agents`` is no number of seats.
+    """
+    builder: Any = name_or_builder
+    if isinstance(builder, str):
+        if ":" not in builder and type_ in ("auto", "cpp", "async") and builder in library.names():
+            return library.seats(builder, options)
+        named = ":" in builder and not builder.startswith("rust:")
+        builder = resolve(builder) if named else None
+    found = getattr(builder, "seats", None)
+    if callable(found):
+        return tuple(found(**options))
+    agents = options.get("agents", 1)
+    if not isinstance(agents, int) or agents < 1:
+        raise ValueError(f"env.options: agents must be a number of seats; got {agents!r}.")
+    return tuple(map(str, range(agents)))
 
 
 def _unknown(name: str, known: Iterable[str], where: str) -> str:

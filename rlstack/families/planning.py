@@ -92,10 +92,18 @@ class PlanningConfig(Checked):
 class PlanOutput(NamedTuple):
     """The outputs of acting that learning uses."""
 
-    action: Array  # [B] int32, or [B, D] float32 within the spec's bounds
+    action: Array  # [B] int32
     policy: Array  # [B, A] float32, the probabilities of the improved policy
     value: Array  # [B] float32, the value of the root
-    drawn: Array | tuple[()] = ()  # [B, A, D] in [-1, 1], the continuous actions of the policy
+
+
+class DrawnPlanOutput(NamedTuple):
+    """The same, of continuous actions."""
+
+    action: Array  # [B, D] float32, within the spec's bounds; of a search the number, [B] int32
+    policy: Array  # [B, A] float32, the probabilities of the improved policy
+    value: Array  # [B] float32, the value of the root
+    drawn: Array  # [B, A, D] float32 in [-1, 1], the actions that the policy is of
 
 
 class Node(NamedTuple):
@@ -176,7 +184,7 @@ class PlanningAgent(TargetNetworkAgent):
 
     def actor_step(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: Counts
-    ) -> tuple[PlanOutput, Counts]:
+    ) -> tuple[PlanOutput | DrawnPlanOutput, Counts]:
         """Searches from ``[B, ...]`` steps, and chooses the actions."""
         search_key, policy_key = jax.random.split(rng_key)
         output, legal = self.search(search_key, params, timestep, noise=explores(self.policy))
@@ -210,7 +218,9 @@ class PlanningAgent(TargetNetworkAgent):
             self._bounds.from_unit(centre), jnp.log(half * jnp.maximum(spread, 1e-3))
         )
 
-    def improved(self, output: PlanOutput, legal: Array) -> distributions.Categorical:
+    def improved(
+        self, output: PlanOutput | DrawnPlanOutput, legal: Array
+    ) -> distributions.Categorical:
         """Returns the improved policy of a search over the legal actions ``[B, A]``."""
         logits = jnp.log(jnp.maximum(output.policy, jnp.finfo(jnp.float32).tiny))
         if not explores(self.policy):
@@ -222,11 +232,12 @@ class PlanningAgent(TargetNetworkAgent):
 
     def search(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, *, noise: bool
-    ) -> tuple[PlanOutput, Array]:
+    ) -> tuple[Any, Array]:
         """Searches from steps ``[B, ...]``; without noise the key is not used.
 
         Returns:
-          The results, with the numbers of actions ``[B]``, and the legal actions ``[B, A]``.
+          A `PlanOutput` or `DrawnPlanOutput` with the numbers of actions ``[B]``, and the legal
+          actions ``[B, A]``.
         """
         root_key, search_key = jax.random.split(rng_key if noise else _fixed_key())
         root, legal = self.root(root_key, params, timestep)
@@ -234,7 +245,7 @@ class PlanningAgent(TargetNetworkAgent):
 
     def searched(
         self, rng_key: PRNGKey, params: Params, root: Node, legal: Array, *, noise: bool
-    ) -> PlanOutput:
+    ) -> Any:
         """Searches from roots ``[B, ...]``, whose legal actions are ``[B, A]``.
 
         Without noise the key is not used. The action of the results is a number, ``[B]``.
@@ -271,7 +282,10 @@ class PlanningAgent(TargetNetworkAgent):
             gumbel_scale=1.0 if noise else 0.0,
         )
         value = found.search_tree.summary().value
-        return PlanOutput(found.action, found.action_weights, value, root.drawn)
+        results = found.action, found.action_weights, value
+        if self._bounds is None:
+            return PlanOutput(*results)
+        return DrawnPlanOutput(*results, jnp.asarray(root.drawn))
 
     def reanalysed(self, rng_key: PRNGKey, params: Params, trajectory: Trajectory) -> Trajectory:
         """Returns a trajectory whose first items have policies and values of a new search.
@@ -296,7 +310,7 @@ class PlanningAgent(TargetNetworkAgent):
             return jnp.concatenate([found, old[:, number:]], axis=1)
 
         found = jax.tree.map(replaced, tuple(new[1:]), tuple(stored[1:]))
-        return trajectory._replace(agent_output=PlanOutput(stored.action, *found))
+        return trajectory._replace(agent_output=type(stored)(stored.action, *found))
 
     def compute_gradients(
         self, params: Params, learner_state: TargetLearnerState, batch: Batch

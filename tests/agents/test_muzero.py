@@ -15,7 +15,7 @@ from rlstack.agents.muzero import MuZero, MuZeroConfig, Targets
 from rlstack.checks import ActionKindError
 from rlstack.configs.acting import EvaluatorConfig
 from rlstack.exploration import EpsilonGreedy, Greedy, Sample, Softmax
-from rlstack.families.planning import PlanOutput
+from rlstack.families.planning import DrawnPlanOutput, PlanOutput
 from rlstack.families.q_learning import TargetLearnerState
 from rlstack.networks import LearnedModel, NetworkConfig, learned_model
 from rlstack.networks.latent_model import Predictions
@@ -496,7 +496,8 @@ class Drew(MuZero):
 
     def search(self, rng_key, params, timestep, *, noise):
         policy, drawn = jnp.array([self.WEIGHTS]), jnp.array([self.DRAWN])
-        return PlanOutput(jnp.array([2]), policy, jnp.zeros(1), drawn), jnp.ones((1, 3), bool)
+        found = DrawnPlanOutput(jnp.array([2]), policy, jnp.zeros(1), drawn)
+        return found, jnp.ones((1, 3), bool)
 
 
 @pytest.mark.parametrize("policy", [Greedy, Sample])

@@ -11,6 +11,7 @@ import numpy as np
 
 from rlstack.agents import AGENTS
 from rlstack.configs.normalisation import NormalisationConfig
+from rlstack.envs import factory
 from rlstack.envs.pool import SyncEnv
 from rlstack.envs.seats import joint
 from rlstack.envs.seats.views import SharedPool
@@ -260,7 +261,7 @@ def seat_names(cfg: EnvConfig) -> tuple[str, ...]:
         shown = (*SHOWN, joint.JOINT)
         options = {name: value for name, value in cfg.options.items() if name not in shown}
         return tuple(getattr(make_jax_env(cfg.name, options), "seats", ("0",)))
-    return joint.seat_names(cfg.name, cfg.type, cfg.options)
+    return factory.seat_names(cfg.name, cfg.type, cfg.options)
 
 
 def _seats(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -25,10 +25,7 @@ import numpy as np
 from dm_env import specs
 
 from rlstack.checks import EnvError
-from rlstack.envs.adapters import EnvBuilder
-from rlstack.envs.auto_reset import builder_name
 from rlstack.envs.backend import Backend, PoolConfig
-from rlstack.envs.cpp import library
 from rlstack.envs.seats.showing import CRITIC_STATE
 from rlstack.envs.values import start_of, with_start
 from rlstack.types import Array, EnvSpec, PyTree, StepType, TimeStep
@@ -112,33 +109,6 @@ def joined(rows: TimeStep, num_seats: int, begins: Array, xp: Any = np) -> TimeS
     )
 
 
-def seat_names(
-    name_or_builder: str | EnvBuilder, type_: str, options: Mapping[str, Any]
-) -> tuple[str, ...]:
-    """Returns the name of each seat of one game in a pool, or its number if the game names none.
-
-    An environment of one agent has one seat.
-
-    Raises:
-      ValueError: there is no such game, or its option ``agents`` is no number of seats.
-    """
-    from rlstack.envs.factory import resolve
-
-    builder: Any = name_or_builder
-    if isinstance(builder, str):
-        if ":" not in builder and type_ in ("auto", "cpp", "async") and builder in library.names():
-            return library.seats(builder, options)
-        named = ":" in builder and not builder.startswith("rust:")
-        builder = resolve(builder) if named else None
-    found = getattr(builder, "seats", None)
-    if callable(found):
-        return tuple(found(**options))
-    agents = options.get("agents", 1)
-    if not isinstance(agents, int) or agents < 1:
-        raise ValueError(f"env.options: agents must be a number of seats; got {agents!r}.")
-    return tuple(map(str, range(agents)))
-
-
 def workers_of_games(type_: str, num_workers: int, games: int) -> int:
     """Returns a number of workers that splits no game between two processes."""
     if type_ != "process":
@@ -154,11 +124,20 @@ class JointBackend:
     of game i.
     """
 
-    def __init__(self, name_or_builder: str | EnvBuilder, type_: str, config: PoolConfig) -> None:
+    def __init__(
+        self,
+        make_rows: Callable[[PoolConfig], Backend],
+        name: str,
+        number: int,
+        type_: str,
+        config: PoolConfig,
+    ) -> None:
         """Makes the pool of the seats.
 
         Args:
-          name_or_builder: as for `rlstack.envs.pool.SyncEnv`.
+          make_rows: makes that pool from its options.
+          name: the name of the game in errors.
+          number: the number of its seats.
           type_: the type of the pool of seats.
           config: the options; ``size`` is the number of games, and game i has the seeds from
             ``config.seed + S i``.
@@ -167,11 +146,6 @@ class JointBackend:
           EnvError: the pool is not synchronous.
           ValueError: the environment has one seat, or its seats cannot be joined.
         """
-        from rlstack.envs.factory import make_backend
-
-        options = {name: value for name, value in config.options.items() if name != JOINT}
-        number = len(seat_names(name_or_builder, type_, options))
-        name = builder_name(name_or_builder)
         if number < 2:
             raise ValueError(
                 f"{name}: joint needs a game of several seats; it has one. Leave joint out."
@@ -187,11 +161,11 @@ class JointBackend:
             config,
             size=number * config.size,
             wait_num=number * config.size,
-            options=options,
+            options={name: value for name, value in config.options.items() if name != JOINT},
             num_workers=workers_of_games(type_, config.num_workers or 0, config.size) or None,
             first_index=None if index is None else number * index,
         )
-        self._rows: Backend = make_backend(name_or_builder, type_, of_seats)
+        self._rows: Backend = make_rows(of_seats)
         try:
             self.spec = joint_spec(self._rows.spec, number, name)
         except BaseException:
