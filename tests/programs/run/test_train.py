@@ -132,7 +132,6 @@ _LATER = [pytest.mark.slow, pytest.mark.chosen]
         pytest.param("toll-ppo-lagrangian", "jax", {}, marks=_LATER),  # the multiplier too
         pytest.param("catch-muzero", "jax", {}, marks=_LATER),
         pytest.param("pendulum-tdmpc2", "cpp", {}, marks=_LATER),
-        pytest.param("cartpole-dreamer", "cpp", {}, marks=_LATER),
     ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, name, env_type, options):
