@@ -141,7 +141,7 @@ class DreamerState(NamedTuple):
 
     counts: Counts  # kept from one episode to the next
     latent: Latent
-    action: PyTree  # [B, *action], the last one; not used at FIRST
+    action: Array  # [B, A], the last one as `action_features`; 0 before an episode
 
 
 class DreamerParams(NamedTuple):
@@ -225,9 +225,7 @@ class Dreamer(Agent):
             jnp.zeros((batch_size, self.model.recurrent)),
             jnp.full((batch_size, self.model.categories[0]), -1, jnp.int32),
         )
-        action = jax.tree.map(
-            lambda spec: jnp.zeros((batch_size, *spec.shape), spec.dtype), self.action_spec
-        )
+        action = jnp.zeros((batch_size, self.model.actions))
         return DreamerState(initial_counts(batch_size), latent, action)
 
     def actor_step(
@@ -239,7 +237,8 @@ class Dreamer(Agent):
         policy = self._policy_at(params, states, timestep)
         unit = self.policy(policy_key, policy, state.counts)
         action = jax.tree.map(self._from_unit, self.action_spec, unit)
-        after = DreamerState(next_counts(state.counts, timestep), self._kept(states), action)
+        taken = action_features(self.action_spec, action)
+        after = DreamerState(next_counts(state.counts, timestep), self._kept(states), taken)
         return DreamerOutput(action, state.latent if self.cfg.write_back else ()), after
 
     def action_distribution(
@@ -265,8 +264,7 @@ class Dreamer(Agent):
         """Returns the model's states at ``[B, ...]`` steps."""
         seen = self.model.see(timestep.observation)
         encoded = self.model.encode(params.model, seen)
-        action = action_features(self.action_spec, state.action)
-        inputs = encoded, action, timestep.first()
+        inputs = encoded, state.action, timestep.first()
         key = rng_key if explores(self.policy) else None
         return self._next_state(key, params.model, self._states_of(state.latent), *inputs)[0]
 
@@ -438,7 +436,7 @@ class Dreamer(Agent):
         kept = trajectory.agent_output.before if self.cfg.write_back else None
         stored = trajectory.agent_state
         kept, last = jax.tree.map(lambda x: x[0], (kept or stored.latent, stored.action))
-        actions = jax.tree.map(lambda x, y: jnp.concatenate([x[None], y[:-1]]), last, taken)
+        actions = jnp.concatenate([last[None], action_features(self.action_spec, taken)[:-1]])
         rows = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), timestep.observation)
         encoded = self.model.encode(model, self.model.see(rows))
         encoded = encoded.reshape((*timestep.reward.shape, -1))
@@ -450,7 +448,7 @@ class Dreamer(Agent):
             return state, (state, logits)
 
         first = self._states_of(kept)
-        inputs = keys, encoded, action_features(self.action_spec, actions), timestep.first()
+        inputs = keys, encoded, actions, timestep.first()
         _, (states, logits) = jax.lax.scan(step, first, inputs)
         before = jax.tree.map(lambda x, y: jnp.concatenate([x[None], y[:-1]]), first, states)
         return states, logits, before

@@ -75,6 +75,7 @@ class WorldModel(NamedTuple):
     critic: Part  # n is the number of atoms
     recurrent: int  # D
     categories: tuple[int, int]  # S, K
+    actions: int  # A
 
 
 def world_model(
@@ -125,6 +126,7 @@ def _build(
         parts.part(cfg.num_atoms, 0.0, "critic"),
         parts.sizes.recurrent,
         parts.shape,
+        parts.action.shape[-1],
     )
 
 
@@ -135,7 +137,9 @@ class _Parts:
         self, obs_spec: PyTree, action_spec: PyTree, cfg: NetworkConfig, sizes: Sizes
     ) -> None:
         self.sizes, self.shape = sizes, (sizes.categoricals, sizes.classes)
-        self._cfg, self._action_spec = cfg, action_spec
+        self._cfg = cfg
+        action = jax.tree.map(lambda x: jnp.zeros((1, *x.shape), x.dtype), action_spec)
+        self.action = action_features(action_spec, action)
         self._look = getattr(jax.nn, cfg.activation), Block(cfg.norm)
         self._units = (sizes.units,) * sizes.layers
         self.see = functools.partial(_seen, obs_spec, cfg)
@@ -192,12 +196,8 @@ class _Parts:
 
         def every(observation: PyTree) -> None:
             categories = jnp.zeros((1, *self.shape))
-            action = jax.tree.map(lambda x: jnp.zeros((1, *x.shape), x.dtype), self._action_spec)
-            recurrent = self.follow(
-                jnp.zeros((1, self.sizes.recurrent)),
-                categories,
-                action_features(self._action_spec, action),
-            )
+            recurrent = jnp.zeros((1, self.sizes.recurrent))
+            recurrent = self.follow(recurrent, categories, self.action)
             posterior(recurrent, encode(self.see(observation)))
             prior(recurrent)
             decode(recurrent, categories)

@@ -21,6 +21,8 @@ from rlstack.networks.layers.dense import Block
 from rlstack.networks.recurrent_model import Outlook, Part, Seen, action_features, features_of
 from rlstack.programs.config.presets import preset
 from rlstack.programs.run import train
+from rlstack.programs.run.host import HostLoop
+from rlstack.storage import checkpoint
 from rlstack.types import Batch, Transition
 from tests.agent_cases import (
     FAST,
@@ -93,6 +95,7 @@ def linear(sharp=1.0):
         part(N),
         D,
         (S, K),
+        A,
     )
 
 
@@ -368,7 +371,10 @@ def some_batch(agent, step_types=STEP_TYPES, seed=0, weights=None):
         classes=rng.integers(0, K, (*step_types.shape, S)).astype(np.int32),
     )
     once = jax.tree.map(lambda x: np.asarray(x)[None], state)
-    once = once._replace(latent=jax.tree.map(lambda x: x[:1] * 0, kept), action=action[-1:])
+    once = once._replace(
+        latent=jax.tree.map(lambda x: x[:1] * 0, kept),
+        action=np.eye(A, dtype=np.float32)[action[-1:]],
+    )
     output = DreamerOutput(action, kept)
     weights = np.ones(rows, np.float32) if weights is None else np.array(weights, np.float32)
     return Batch(Transition(timestep, output, once, np.zeros(step_types.shape, np.int32)), weights)
@@ -498,13 +504,16 @@ def test_acting_forgets_the_state_and_the_action_at_a_first_step():
             recurrent=rng.normal(size=(2, D)).astype(np.float32),
             classes=rng.integers(0, K, (2, S)).astype(np.int32),
         ),
-        action=np.array([1, 2], np.int32),
+        action=np.eye(A, dtype=np.float32)[1:3],
     )
     timestep = random_timesteps(VECTOR, np.array([FIRST, MID]))
     act = quick_jit(agent.actor_step)
     ours, after = act(jax.random.PRNGKey(0), params, timestep, full)
     _, fresh = act(jax.random.PRNGKey(1), params, timestep, state)
     np.testing.assert_array_equal(after.latent.recurrent[0], fresh.latent.recurrent[0])
+    inside = timestep._replace(step_type=np.array([MID, MID], np.int32))
+    _, exported = act(jax.random.PRNGKey(1), params, inside, state)  # exports see no FIRST
+    np.testing.assert_array_equal(exported.latent.recurrent[0], fresh.latent.recurrent[0])
     assert not np.array_equal(after.latent.recurrent[1], fresh.latent.recurrent[1])
     np.testing.assert_array_equal(after.counts.env_steps, [1, 1])
     reset = agent.reset_state(after, np.array([True, False]))
@@ -654,6 +663,33 @@ def test_a_resumed_fused_run_equals_an_uninterrupted_one(tmp_path):
     found, wanted = saved(tmp_path / "half"), saved(tmp_path / "whole")
     assert any("acting" in name for name in found)
     assert found == wanted  # with the digests of all arrays
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+def test_a_resumed_run_in_one_process_equals_an_uninterrupted_one(tmp_path):
+    loops = unbroken, broken, resumed = [HostLoop(tiny("single_process")) for _ in range(3)]
+
+    def steps(loop):
+        for _ in range(40):
+            loop.player.actor.step()
+            while loop.player.replay.can_sample():
+                loop.learner.step(loop.player.replay.sample())
+
+    try:
+        steps(unbroken)
+        unbroken.restart_environments()
+        steps(unbroken)
+        steps(broken)
+        path = checkpoint.save(tmp_path, broken.env_frames, broken.save(), {})
+        resumed.load(checkpoint.restore(path, resumed.template()))
+        steps(resumed)
+        assert unbroken.learner.version == resumed.learner.version > 5
+        found, wanted = (jax.tree.leaves(loop.learner.save()) for loop in (resumed, unbroken))
+        assert running.same(found, wanted)
+    finally:
+        for loop in loops:
+            loop.close()
 
 
 @pytest.mark.slow

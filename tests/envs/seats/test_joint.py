@@ -8,7 +8,8 @@ from rlstack.checks import EnvError
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.envs.cpp import library
 from rlstack.envs.seats.game import GameStep, Seats
-from rlstack.envs.seats.joint import joined, seat_names
+from rlstack.envs.factory import seat_names
+from rlstack.envs.seats.joint import joined
 from rlstack.envs.seats.pettingzoo import Parallel
 from rlstack.types import StepType, TimeStep
 from tests.envs.seats.echo import EchoSeats

@@ -134,7 +134,6 @@ _LATER = [pytest.mark.slow, pytest.mark.chosen]
         pytest.param("pendulum-tdmpc2", "cpp", {}, marks=_LATER),
         pytest.param("twostep-qmix", "jax", {}, marks=_LATER),
         pytest.param("cover-maddpg", "jax", {}, marks=_LATER),
-        pytest.param("cartpole-dreamer", "cpp", {}, marks=_LATER),
     ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, name, env_type, options):
