@@ -21,7 +21,8 @@ from rlstack.envs.opponents import (
     SyncEnvWithOpponents,
     assign_seats,
 )
-from rlstack.envs.seats.joint import JOINT, workers_of_games
+from rlstack.envs.seats.joint import workers_of_games
+from rlstack.envs.seats.showing import JOINT
 from rlstack.programs.build.agent import make_agent
 from rlstack.programs.build.restored import counts_at, newest_checkpoint, read_params
 from rlstack.programs.build.seeds import role_key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,7 @@ from rlstack.envs.auto_reset import builder_name
 from rlstack.envs.backend import Backend, PoolConfig
 from rlstack.envs.cpp import library
 from rlstack.envs.cpp.backend import CppBackend
+from rlstack.envs.seats.showing import JOINT
 from rlstack.imports import versions
 from rlstack.references import did_you_mean, import_named, load_object
 
@@ -48,12 +50,8 @@ def make_backend(name_or_builder: str | EnvBuilder, type_: str, config: PoolConf
             "Env pool: name_or_builder must be a name or a callable that builds an environment; "
             f"got {type(name_or_builder).__name__}."
         )
-    if type_ != "jax" and config.options.get("joint"):
-        from rlstack.envs.seats.joint import JointBackend
-
-        number = len(seat_names(name_or_builder, type_, config.options))
-        make_rows = functools.partial(make_backend, name_or_builder, type_)
-        return JointBackend(make_rows, builder_name(name_or_builder), number, type_, config)
+    if type_ != "jax" and config.options.get(JOINT):
+        return _joint_backend(name_or_builder, type_, config)
     for prefix, backend in _PREFIXES.items():
         if isinstance(name_or_builder, str) and name_or_builder.startswith(prefix):
             if type_ not in ("auto", "async"):
@@ -87,6 +85,16 @@ def make_backend(name_or_builder: str | EnvBuilder, type_: str, config: PoolConf
         raise ValueError(_unknown(str(name_or_builder), names, "EnvPool"))
     builder = resolve(name_or_builder) if isinstance(name_or_builder, str) else name_or_builder
     return _python_backend(builder, type_, config)
+
+
+def _joint_backend(name_or_builder: str | EnvBuilder, type_: str, config: PoolConfig) -> Backend:
+    from rlstack.envs.seats.joint import JointBackend
+
+    options = {name: value for name, value in config.options.items() if name != JOINT}
+    config = dataclasses.replace(config, options=options)
+    number = len(seat_names(name_or_builder, type_, options))
+    make_rows = functools.partial(make_backend, name_or_builder, type_)
+    return JointBackend(make_rows, builder_name(name_or_builder), number, type_, config)
 
 
 def _refuse_levels(config: PoolConfig, name: str) -> None:

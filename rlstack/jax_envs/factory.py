@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlstack.checks import WrongKindError
-from rlstack.envs.seats.joint import JOINT
+from rlstack.envs.seats.showing import JOINT
 from rlstack.imports.versions import PREFIXED
 from rlstack.jax_envs.environment import BatchedEnv, JaxEnv
 from rlstack.jax_envs.game import BatchedGame, JaxGame, is_game

@@ -14,6 +14,7 @@ from rlstack.configs.normalisation import NormalisationConfig
 from rlstack.envs import factory
 from rlstack.envs.pool import SyncEnv
 from rlstack.envs.seats import joint
+from rlstack.envs.seats.showing import JOINT
 from rlstack.envs.seats.views import SharedPool
 from rlstack.exploration import RunCounts
 from rlstack.programs.build import opponents
@@ -252,13 +253,13 @@ def seat_names(cfg: EnvConfig) -> tuple[str, ...]:
     Raises:
       ValueError: there is no such game, or its option ``agents`` is no number of seats.
     """
-    if cfg.options.get(joint.JOINT):
+    if cfg.options.get(JOINT):
         return ("0",)
     if cfg.type == "jax":
         from rlstack.jax_envs.factory import make_jax_env
         from rlstack.jax_envs.showing import SHOWN
 
-        shown = (*SHOWN, joint.JOINT)
+        shown = (*SHOWN, JOINT)
         options = {name: value for name, value in cfg.options.items() if name not in shown}
         return tuple(getattr(make_jax_env(cfg.name, options), "seats", ("0",)))
     return factory.seat_names(cfg.name, cfg.type, cfg.options)

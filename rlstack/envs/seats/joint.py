@@ -30,7 +30,6 @@ from rlstack.envs.seats.showing import CRITIC_STATE
 from rlstack.envs.values import start_of, with_start
 from rlstack.types import Array, EnvSpec, PyTree, StepType, TimeStep
 
-JOINT = "joint"  # the option
 # Entries of the extras. ALIVE is 1 for a seat whose game goes on for it: its action counts or,
 # where a time limit ends the game, its value.
 ALIVE, REWARDS = "alive", "rewards"
@@ -161,7 +160,6 @@ class JointBackend:
             config,
             size=number * config.size,
             wait_num=number * config.size,
-            options={name: value for name, value in config.options.items() if name != JOINT},
             num_workers=workers_of_games(type_, config.num_workers or 0, config.size) or None,
             first_index=None if index is None else number * index,
         )

@@ -24,6 +24,7 @@ ACTION_MASK, CRITIC_STATE = "action_mask", "critic_state"
 SEAT = "seat"
 CriticState = Literal["none", "joined", "game"]
 SHOWN: dict[str, Any] = {"seat_index": False, "critic_state": "none"}  # the options, by default
+JOINT = "joint"  # the option with which a row is a game, see `rlstack.envs.seats.joint`
 
 
 def showing(

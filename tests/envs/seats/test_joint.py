@@ -7,8 +7,8 @@ from dm_env import specs
 from rlstack.checks import EnvError
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.envs.cpp import library
-from rlstack.envs.seats.game import GameStep, Seats
 from rlstack.envs.factory import seat_names
+from rlstack.envs.seats.game import GameStep, Seats
 from rlstack.envs.seats.joint import joined
 from rlstack.envs.seats.pettingzoo import Parallel
 from rlstack.types import StepType, TimeStep
