@@ -216,7 +216,7 @@ class Levels(Wrapped):
                 cfg.staleness_coeff,
                 from_max_return=cfg.score_function == "MaxMC",
             )
-            held = jnp.isfinite(table.score)
+            held = table.score > levels.LOWEST
             logs["levels_held"] = held.sum().astype(jnp.float32)
             logs["levels_score"] = masked_mean(jnp.where(held, table.score, 0.0), held)
         if self.levels.kind == "robust_plr":

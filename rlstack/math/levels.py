@@ -16,6 +16,7 @@ import numpy as np
 from rlstack.types import Array, PRNGKey
 
 _NONE = np.iinfo(np.int32).max  # sorted behind all levels
+LOWEST = float(np.finfo(np.float32).min)  # less than any score; learner states are finite
 _RATE = 0.1  # least weight of new episodes in the mean return of a level
 
 
@@ -23,8 +24,8 @@ class LevelTable(NamedTuple):
     """Levels and what is known of them, in rows of no order; empty rows have the level -1."""
 
     level: Array  # [N] int32
-    score: Array  # [N] float32, -inf in empty rows
-    max_return: Array  # [N] float32, of all its episodes, undiscounted; -inf before one has ended
+    score: Array  # [N] float32, `LOWEST` in empty rows
+    max_return: Array  # [N] float32, of all its episodes, undiscounted; or `LOWEST`
     mean_return: Array  # [N] float32, of its first ten episodes, later an exponential mean; or 0
     episodes: Array  # [N] int32, those that have ended
     played: Array  # [N] int32, `num_episodes` when the level was last learned from
@@ -41,7 +42,7 @@ class LevelSteps(NamedTuple):
     present: Array  # [M] bool
     total: Array  # [M] float32, sum of amounts
     steps: Array  # [M] float32, number of transitions
-    max_return: Array  # [M] float32, of the episodes that ended here; -inf without any
+    max_return: Array  # [M] float32, of the episodes that ended here; `LOWEST` without any
     sum_return: Array  # [M] float32, of the same episodes
     episodes: Array  # [M] int32, their number
 
@@ -59,8 +60,8 @@ def initial_table(size: int, *, full: bool = False) -> LevelTable:
     level = np.arange(size) if full else np.full(size, -1)
     return LevelTable(
         level=jnp.asarray(level, jnp.int32),
-        score=jnp.full(size, 0.0 if full else -jnp.inf),
-        max_return=jnp.full(size, -jnp.inf),
+        score=jnp.full(size, 0.0 if full else LOWEST),
+        max_return=jnp.full(size, LOWEST),
         mean_return=jnp.zeros(size),
         episodes=jnp.zeros(size, jnp.int32),
         played=jnp.zeros(size, jnp.int32),
@@ -123,14 +124,14 @@ def by_level(
         return jax.ops.segment_sum(chosen.reshape(-1)[order], segment, number)
 
     last = ended & present
-    returns = jnp.where(last, episode_return, -jnp.inf).reshape(-1)[order]
+    returns = jnp.where(last, episode_return, LOWEST).reshape(-1)[order]
     levels = jnp.full(number, _NONE, jnp.int32).at[segment].set(ids)
     return LevelSteps(
         level=levels,
         present=levels != _NONE,
         total=summed(amount, present),
         steps=summed(jnp.ones(level.shape), present),
-        max_return=jnp.full(number, -jnp.inf).at[segment].max(returns),
+        max_return=jnp.full(number, LOWEST).at[segment].max(returns),
         sum_return=summed(episode_return, last),
         episodes=summed(jnp.ones(level.shape, jnp.int32), last),
     )
@@ -169,7 +170,7 @@ def updated(
     table = _put(table, jnp.where(known, row, size), found)._replace(num_episodes=count)
 
     most = min(len(seen.level), size)
-    score = jnp.where(seen.present & ~known, found.score, -jnp.inf)
+    score = jnp.where(seen.present & ~known, found.score, LOWEST)
     score, best = jax.lax.top_k(score, most)
     weights = level_weights(table, temperature, staleness_coeff)
     lowest = jnp.argsort(jnp.where(table.level >= 0, weights, -1.0))[:most]
@@ -245,7 +246,7 @@ def _merged(
     goes_on = known & ~table.ended[row]
     total = jnp.where(goes_on, table.total[row], 0.0) + seen.total
     steps = jnp.where(goes_on, table.steps[row], 0.0) + seen.steps
-    max_return = jnp.maximum(before(table.max_return, -jnp.inf), seen.max_return)
+    max_return = jnp.maximum(before(table.max_return, LOWEST), seen.max_return)
     episodes = before(table.episodes, 0) + seen.episodes
     rate = jnp.maximum(seen.episodes / jnp.maximum(episodes, 1), _RATE)
     mean = before(table.mean_return, 0.0)

@@ -8,7 +8,7 @@ import pytest
 from rlstack.math import levels
 from tests.agent_cases import quick_jit
 
-INF = np.inf
+LOWEST = float(np.finfo(np.float32).min)
 updated = quick_jit(levels.updated, static_argnames="from_max_return")
 by_level = quick_jit(levels.by_level)
 
@@ -26,13 +26,13 @@ def table(level, score, played=None, count=10, **fields):
 
 def test_weights_of_ranks():
     """Ranks 3, 1 and 2 have (1/3)^2, 1 and (1/2)^2, of 49/36 together; an empty row has none."""
-    found = levels.rank_weights(table([7, 8, 9, -1], [1.0, 3.0, 2.0, -INF]), temperature=0.5)
+    found = levels.rank_weights(table([7, 8, 9, -1], [1.0, 3.0, 2.0, LOWEST]), temperature=0.5)
     np.testing.assert_allclose(found, [4 / 49, 36 / 49, 9 / 49, 0], rtol=1e-6)
 
 
 def test_weights_of_staleness_and_their_mixture():
     """Levels last played 0, 6 and 2 episodes ago."""
-    held = table([7, 8, 9, -1], [1.0, 3.0, 2.0, -INF], played=[10, 4, 8, 0])
+    held = table([7, 8, 9, -1], [1.0, 3.0, 2.0, LOWEST], played=[10, 4, 8, 0])
     np.testing.assert_allclose(levels.staleness_weights(held), [0, 0.75, 0.25, 0])
     found = levels.level_weights(held, temperature=0.5, staleness_coeff=0.3)
     by_rank = np.array([4, 36, 9, 0]) / 49
@@ -69,7 +69,7 @@ def test_transitions_are_summed_by_level():
         )
         if present
     }  # fmt: skip
-    assert rows == {5: (9.0, 3, 2.0, 1), 3: (10.0, 2, -INF, 0)}
+    assert rows == {5: (9.0, 3, 2.0, 1), 3: (10.0, 2, LOWEST, 0)}
     assert len(found.level) == 6
 
 
@@ -139,7 +139,7 @@ def test_stale_levels_are_kept():
 
 
 def test_draws_follow_the_weights_and_new_levels_are_uniform():
-    held = table([7, 8, -1], [1.0, 1.0, -INF])
+    held = table([7, 8, -1], [1.0, 1.0, LOWEST])
     chosen = levels.sampling(held, jnp.array([3.0, 1.0, 5.0]), 0.5)
     drawn, replays = quick_jit(levels.draw, static_argnums=(2, 3))(
         jax.random.PRNGKey(0), chosen, 4, 8000

@@ -509,7 +509,7 @@ def _other_end(s: _Subject, batch: Batch) -> Batch:
     output = {
         name: jax.tree.map(lambda x: replaced(x, 0.5 * x[end, row] + 1.0), value)
         for name, value in trajectory.agent_output._asdict().items()
-        if name != "action"
+        if name not in ("action", "episode_return")  # a return is of rewards, not of this step
         and all(np.issubdtype(x.dtype, np.floating) for x in jax.tree.leaves(value))
     }
     return batch._replace(
