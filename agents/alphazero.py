@@ -25,7 +25,14 @@ import jax.numpy as jnp
 from rlstack import distributions
 from rlstack.agents.registry import register
 from rlstack.checks import WrongKindError
-from rlstack.families.planning import Edge, Node, PlanningAgent, PlanningConfig, PlanOutput
+from rlstack.families.planning import (
+    Edge,
+    Node,
+    PlanningAgent,
+    PlanningConfig,
+    PlanOutput,
+    key_of,
+)
 from rlstack.math import returns
 from rlstack.networks import ActorCriticOutput, actor_critic
 from rlstack.networks.base import dummy_timestep
@@ -154,7 +161,7 @@ class AlphaZero(PlanningAgent):
         size = len(moves)
         half = -(-size // 2)
         order = jnp.resize(jnp.argsort(~moves), (2 * half,))
-        keys = jax.random.split(rng_key, size)
+        keys = jax.random.split(key_of(rng_key, noise), size)
 
         def of_row(key: PRNGKey, root: Node, legal: Array) -> PlanOutput:
             one = jax.tree.map(lambda x: x[None], (root, legal))

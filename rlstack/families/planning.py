@@ -239,7 +239,7 @@ class PlanningAgent(TargetNetworkAgent):
           A `PlanOutput` or `DrawnPlanOutput` with the numbers of actions ``[B]``, and the legal
           actions ``[B, A]``.
         """
-        root_key, search_key = jax.random.split(rng_key if noise else _fixed_key())
+        root_key, search_key = jax.random.split(key_of(rng_key, noise))
         root, legal = self.root(root_key, params, timestep)
         return self.searched(search_key, params, root, legal, noise=noise), legal
 
@@ -268,7 +268,7 @@ class PlanningAgent(TargetNetworkAgent):
         start = root.state, root.drawn
         found = mctx.gumbel_muzero_policy(
             params,
-            rng_key if noise else _fixed_key(),
+            key_of(rng_key, noise),
             mctx.RootFnOutput(prior_logits=root.logits, value=root.value, embedding=start),
             recurrent,
             cfg.num_simulations,
@@ -339,6 +339,9 @@ def _chosen(drawn: Array | tuple[()], number: Array) -> Array:
     return number if isinstance(drawn, tuple) else drawn[jnp.arange(len(number)), number]
 
 
-def _fixed_key() -> PRNGKey:
-    """Returns the key of greedy policies, which are the same functions of a step at any time."""
-    return jax.random.PRNGKey(0)
+def key_of(rng_key: PRNGKey, noise: bool) -> PRNGKey:
+    """Returns the key of a search: without noise it is always the same.
+
+    Greedy policies are then the same functions of a step at any time, and need no random numbers.
+    """
+    return rng_key if noise else jax.random.PRNGKey(0)
