@@ -20,7 +20,7 @@ class LevelsConfig(Checked):
     rule: by a function of your own."""
     score_function: Literal["MaxMC", "pvl"] = "MaxMC"
     """MaxMC: the level's highest return so far minus the values. pvl: the positive value loss."""
-    buffer_size: int = 4000
+    max_size: int = 4000
     """Number of levels with scores that are kept; with rule, all levels must fit."""
     replay_prob: float = 0.8
     """Probability that an episode plays a level of the buffer, and not a new one."""
@@ -36,7 +36,7 @@ class LevelsConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_at_least(1, "buffer_size")
+        self.require_at_least(1, "max_size")
         for name in ("replay_prob", "staleness_coeff", "minimum_fill_ratio"):
             self.require(name, 0 <= getattr(self, name) <= 1, "in [0, 1]")
         self.require("temperature", self.temperature > 0, "positive")

@@ -91,15 +91,15 @@ class Levels(Wrapped):
         """Wraps an agent. Call `choosing_levels` instead, which chooses the class."""
         super().__init__(agent, cfg, number, chooses)
         self.levels, self._number, self._chooses = cfg, number, chooses
-        self._size = 0 if cfg.kind == "uniform" else min(cfg.buffer_size, number)
+        self._size = 0 if cfg.kind == "uniform" else min(cfg.max_size, number)
         self._rule: Any = None
         if cfg.kind == "rule":
             self._rule = load_rule(cfg)
-            if number > cfg.buffer_size:
+            if number > cfg.max_size:
                 raise ValueError(
-                    f"Experiment: env.levels must be at most levels.buffer_size "
-                    f"({cfg.buffer_size}) with levels.kind rule, which gives each level a weight; "
-                    f"got {number}. Raise --levels.buffer-size or lower --env.levels."
+                    f"Experiment: env.levels must be at most levels.max_size "
+                    f"({cfg.max_size}) with levels.kind rule, which gives each level a weight; "
+                    f"got {number}. Raise --levels.max-size or lower --env.levels."
                 )
         elif self._size and not agent.has_values:
             raise ValueError(

@@ -194,8 +194,8 @@ def test_a_rule_gives_weights_to_levels():
     # One episode of level 2 and one of level 4 have ended.
     np.testing.assert_allclose(after.levels.cumulative, np.array([1, 1, 3, 3, 5, 5]) / 5)
     np.testing.assert_allclose(np.asarray(state.table.mean_return)[[2, 4]], [2.5, 1])
-    with pytest.raises(ValueError, match=r"env\.levels must be at most levels\.buffer_size"):
-        choosing_levels(Given(), LevelsConfig(kind="rule", rule=even, buffer_size=5), 6)
+    with pytest.raises(ValueError, match=r"env\.levels must be at most levels\.max_size"):
+        choosing_levels(Given(), LevelsConfig(kind="rule", rule=even, max_size=5), 6)
 
 
 def test_values_are_in_units_of_the_environments_rewards():

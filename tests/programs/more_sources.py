@@ -75,7 +75,7 @@ MORE = [
         ("maze-plr", "maze-robust-plr"),
         {
             "levels.score_function": "MaxMC",
-            "levels.buffer_size": 4000,
+            "levels.max_size": 4000,
             "levels.replay_prob": 0.8,
             "levels.staleness_coeff": 0.3,
             "levels.temperature": 0.3,

@@ -121,7 +121,7 @@ def test_a_trained_policy_acts_without_levels(tmp_path):
 def test_levels_that_cannot_be_solved_are_not_kept(tmp_path):
     """Six of ten are drawn so."""
     experiment = preset("maze-plr")
-    levels = dataclasses.replace(experiment.levels, buffer_size=200)
+    levels = dataclasses.replace(experiment.levels, max_size=200)
     running.run(dataclasses.replace(experiment, levels=levels, frames=150_000), tmp_path / "run")
     assert running.series(tmp_path / "run", "learner/levels_held")[-1] == 200
     *_, level, _, _ = running.params(tmp_path / "run")
