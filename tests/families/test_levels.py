@@ -250,7 +250,7 @@ def test_what_does_not_fit_is_refused():
     assert choosing_levels(Valueless(), LevelsConfig(), 10).levels.kind == "uniform"
     with pytest.raises(ValueError, match="Writing, which writes back"):
         choosing_levels(Writing(), LevelsConfig(), 10)
-    for wrong in ({"temperature": 0.0}, {"replay_prob": 1.5}, {"buffer_size": 0}, {"rule": even}):
+    for wrong in ({"temperature": 0.0}, {"replay_prob": 1.5}, {"max_size": 0}, {"rule": even}):
         with pytest.raises(ValueError, match=f"LevelsConfig: {next(iter(wrong))} must be"):
             LevelsConfig(**wrong)
     assert DQNConfig().discount == 0.99
