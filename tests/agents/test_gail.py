@@ -101,7 +101,10 @@ def test_the_discriminators_log_odds_are_the_rewards():
     np.testing.assert_allclose(rewards, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["gail", "gail-discrete"])
+@pytest.mark.parametrize(
+    "name",
+    ["gail", pytest.param("gail-discrete", marks=[pytest.mark.slow, pytest.mark.chosen])],
+)
 def test_the_discriminator_learns_who_acted(name):
     quick = OptimizerConfig(learning_rate=1e-2)
     cfg = GAILConfig(temperature=0.01, discriminator=quick, gradient_penalty=0.1)

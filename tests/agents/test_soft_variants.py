@@ -177,6 +177,8 @@ def test_the_policy_waits_for_its_period_and_the_critics_do_not():
         assert {"learning_rate", "learning_rate/policy"} <= set(output.logs)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_targets_with_dropout_differ_from_those_without():
     factory = functools.partial(policy_and_critic, cfg=DROPOUT)
     batch = make_batch([[MID, MID]] * 5, SACOutput)

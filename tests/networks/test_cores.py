@@ -389,6 +389,8 @@ def test_options_of_gtrxl_fit_where_one_of_both_cores_is_one():
     assert of_value.of_critic().core_memory == 8
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_action_values_have_these_cores_too():
     for kind in CORES:
         cfg = NetworkConfig(hidden_sizes=(8,), core=kind, core_size=8, duelling=True)

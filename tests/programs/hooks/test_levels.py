@@ -65,7 +65,7 @@ def leveled(topology, kind="auto", agent=None, replay=QUEUE, **changes):
 @pytest.mark.parametrize(
     "topology, kind",
     [
-        ("single_process", "for_loop"),
+        pytest.param("single_process", "for_loop", marks=_LATER),
         ("fused", "jax"),
         pytest.param("heavy_env", "process", marks=_LATER),
         pytest.param("light_env", "for_loop", marks=_LATER),
@@ -90,7 +90,7 @@ def test_the_learners_levels_arrive_at_resets(topology, kind, tmp_path):
 def test_a_resumed_run_equals_an_uninterrupted_one(topology, agent, tmp_path):
     """The buffer and its scores are in the checkpoint. One process restarts its environments."""
     parts = {} if agent == "ppo" else {"agent": DQNConfig(), "replay": TABLE}
-    levels = LevelsConfig(kind="robust_plr", buffer_size=3, replay_prob=0.5)
+    levels = LevelsConfig(kind="robust_plr", max_size=3, replay_prob=0.5)
     kind = "jax" if topology == "fused" else "auto"
     whole = leveled(topology, kind, levels=levels, frames=1000, checkpoint_period=500, **parts)
     half = dataclasses.replace(whole, frames=500)
