@@ -251,10 +251,7 @@ class Dreamer(Agent):
         def moved(policy: Any, spec: specs.Array) -> Any:
             if not isinstance(policy, distributions.Normal):
                 return policy
-            bounds = distributions.bounds_of(spec, type(self).__name__)
-            half = 0.5 * (bounds.maximum - bounds.minimum)
-            mean = bounds.from_unit(policy.mean)
-            return distributions.Normal(mean, policy.log_std + jnp.log(half))
+            return distributions.bounds_of(spec, type(self).__name__).normal_from_unit(policy)
 
         return _mapped(moved, self._policy_at(params, states, timestep), self.action_spec)
 

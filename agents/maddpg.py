@@ -225,8 +225,8 @@ class MADDPG(Agent):
         in which it leaves the game.
         """
         trajectory = batch.trajectory
+        one = n_step(trajectory, self.cfg.discount)
         if self.cfg.critics == "shared":
-            one = n_step(trajectory, self.cfg.discount)
             found = one._replace(
                 reward=one.reward[:, None], discount=one.discount[:, None], valid=one.valid[:, None]
             )
@@ -237,13 +237,12 @@ class MADDPG(Agent):
 
             def of_seat(reward: Array, discount: Array) -> tuple[Array, Array]:
                 own = timestep._replace(reward=reward, discount=discount)
-                one = n_step(trajectory._replace(timestep=own), self.cfg.discount)
-                return one.reward, one.discount
+                of_own = n_step(trajectory._replace(timestep=own), self.cfg.discount)
+                return of_own.reward, of_own.discount
 
             reward, discount = jax.vmap(of_seat, in_axes=2, out_axes=1)(
                 jnp.asarray(timestep.extras[REWARDS]), discounts
             )
-            one = n_step(trajectory, self.cfg.discount)
             valid = one.valid[:, None] & self.alive(one.timestep)
             found = one._replace(reward=reward, discount=discount, valid=valid)
         return found._replace(action=self._bounds.to_unit(found.action))

@@ -30,14 +30,11 @@ from rlstack.agents.registry import register
 from rlstack.checks import Checked
 from rlstack.exploration import (
     Counts,
-    EpsilonGreedy,
-    Linear,
-    Policy,
     initial_counts,
     next_counts,
 )
 from rlstack.families.policy_gradient import masked_mean
-from rlstack.families.q_learning import preferences
+from rlstack.families.q_learning import behaviour_policy, preferences, values_of
 from rlstack.math import returns, shuffle
 from rlstack.networks import q_network_without_noise
 from rlstack.optimizers import OptimizerConfig, component_optimizer
@@ -125,13 +122,6 @@ class PQNRows(NamedTuple):
     core: AgentState  # [B, ...] at the first step; () without recurrence
 
 
-def behaviour_policy(cfg: PQNConfig, num_envs: int) -> Policy:
-    """Returns epsilon-greedy with an epsilon that falls over the frames of all environments."""
-    return EpsilonGreedy(
-        Linear(cfg.epsilon_start, cfg.epsilon_end, cfg.epsilon_frames, num_envs=num_envs)
-    )
-
-
 @register(PQNConfig, network=q_network_without_noise, policy=behaviour_policy)
 class PQN(EpochAgent):
     """The agent; construct it as `rlstack.agent.Agent` says, with a network of action values.
@@ -172,7 +162,7 @@ class PQN(EpochAgent):
         values, core = self.network.apply(None, params, timestep, state.core)
         legal = preferences(values, timestep)
         output = PQNOutput(
-            self.policy(rng_key, legal, state.counts), _of_actions(values, legal.mode())
+            self.policy(rng_key, legal, state.counts), values_of(values, legal.mode())
         )
         return output, PQNState(next_counts(state.counts, timestep), core)
 
@@ -253,7 +243,7 @@ class PQN(EpochAgent):
             values, _ = self.network.unroll(None, params, rows.timestep, core)
         else:
             values, _ = self.network.apply(None, params, rows.timestep, ())
-        taken = _of_actions(values, rows.action)
+        taken = values_of(values, rows.action)
         error = rows.target - taken
         loss = 0.5 * masked_mean(error**2, rows.mask)
         return loss, {
@@ -282,11 +272,6 @@ class PQN(EpochAgent):
         del params
         num_updates = learner_state.num_updates + 1
         return learner_state._replace(opt_state=opt_state, num_updates=num_updates)
-
-
-def _of_actions(values: Array, actions: Array) -> Array:
-    """Selects the action's entry of ``[..., A]``."""
-    return jnp.take_along_axis(values, actions[..., None], axis=-1)[..., 0]
 
 
 def _swap_axes(tree: PyTree) -> PyTree:

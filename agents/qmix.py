@@ -29,12 +29,14 @@ import jax.numpy as jnp
 from rlstack import distributions
 from rlstack.agents.registry import register
 from rlstack.checks import Checked
-from rlstack.exploration import EpsilonGreedy, Linear, Policy, next_counts
+from rlstack.exploration import next_counts
 from rlstack.families.q_learning import (
     QOutput,
     SequenceQLearning,
     SequenceState,
+    behaviour_policy,
     preferences,
+    values_of,
 )
 from rlstack.math import returns
 from rlstack.networks.base import dummy_timestep
@@ -103,13 +105,6 @@ class QMIXParams(NamedTuple):
     mixer: Params
 
 
-def behaviour_policy(cfg: QMIXConfig, num_envs: int) -> Policy:
-    """Returns epsilon-greedy with an epsilon that falls over the frames of all games."""
-    return EpsilonGreedy(
-        Linear(cfg.epsilon_start, cfg.epsilon_end, cfg.epsilon_frames, num_envs=num_envs)
-    )
-
-
 @register(QMIXConfig, network=seat_q_network, policy=behaviour_policy)
 class QMIX(SequenceQLearning):
     """The agent; construct it with a network of the values of all seats, ``[B, S, N]``."""
@@ -170,7 +165,9 @@ class QMIX(SequenceQLearning):
         timestep = learned.timestep
         targets = self.targets(target_params, values, target_values, timestep)
         before = jax.tree.map(lambda x: x[:-1], timestep)
-        chosen = self.mixed(params, _of(values[:-1], learned.agent_output.action[:-1]), before)
+        chosen = self.mixed(
+            params, values_of(values[:-1], learned.agent_output.action[:-1]), before
+        )
         valid = ~timestep.first()[1:]  # LAST -> FIRST is no transition
         td_error = jnp.where(valid, jax.lax.stop_gradient(targets) - chosen, 0.0)
         number = jnp.maximum(valid.sum(), 1)
@@ -200,7 +197,7 @@ class QMIX(SequenceQLearning):
         return returns.n_step_returns(
             rewards=after.reward,
             discounts=after.discount * self.cfg.discount,
-            bootstrap_values=self.mixed(target_params, _of(target_values, best), timestep),
+            bootstrap_values=self.mixed(target_params, values_of(target_values, best), timestep),
             n=self.cfg.n_step,
             mask=~after.first(),
         )
@@ -210,8 +207,3 @@ class QMIX(SequenceQLearning):
         alive = jnp.asarray(timestep.extras[ALIVE], jnp.float32)
         state = state_of_game(self.obs_spec, timestep)
         return self._mixer.apply(params.mixer, values * alive, state)
-
-
-def _of(values: Array, action: Array) -> Array:
-    """Returns the value of each seat's action, ``[T, B, S]``, of ``[T, B, S, N]``."""
-    return jnp.take_along_axis(values, action[..., None], axis=-1)[..., 0]

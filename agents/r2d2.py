@@ -39,6 +39,7 @@ from rlstack.families.q_learning import (
     SequenceState,
     TargetLearnerState,
     preferences,
+    values_of,
 )
 from rlstack.math import returns
 from rlstack.networks import q_network_without_noise
@@ -142,8 +143,7 @@ class R2D2(SequenceQLearning):
         target_values = self.values(target_params, batch.trajectory)
         learned = jax.tree.map(lambda x: x[self.cfg.burn_in :], batch.trajectory)
         targets = jax.lax.stop_gradient(self.targets(values, target_values, learned.timestep))
-        action = learned.agent_output.action[:-1]
-        chosen = jnp.take_along_axis(values[:-1], action[..., None], axis=-1)[..., 0]
+        chosen = values_of(values[:-1], learned.agent_output.action[:-1])
         valid = ~learned.timestep.first()[1:]  # LAST -> FIRST is no transition
         td_error = jnp.where(valid, targets - chosen, 0.0)
         loss = jnp.mean(batch.weights * 0.5 * jnp.square(td_error).sum(axis=0))
@@ -164,8 +164,7 @@ class R2D2(SequenceQLearning):
           target_values: ``[T + 1, B, A]``, of the target network, which values the action.
           timestep: ``[T + 1, B, ...]``.
         """
-        best = preferences(values, timestep).mode()[..., None]
-        value = jnp.take_along_axis(target_values, best, axis=-1)[..., 0]
+        value = values_of(target_values, preferences(values, timestep).mode())
         rescaled, eps = self.cfg.rescale_values, self.cfg.rescaling_eps
         after = jax.tree.map(lambda x: x[1:], timestep)
         n_step_returns = returns.n_step_returns(

@@ -247,10 +247,7 @@ class TDMPC2(Agent):
         """Returns the Gaussian around the plan's first action, in the environment's units."""
         plan_key, _ = jax.random.split(rng_key)
         found = self._around(self.plan(plan_key, params, timestep, state.plan))
-        half = 0.5 * (self._bounds.maximum - self._bounds.minimum)
-        return distributions.Normal(
-            self._bounds.from_unit(found.mean), found.log_std + jnp.log(half)
-        )
+        return self._bounds.normal_from_unit(found)
 
     def _around(self, plan: Plan) -> distributions.Normal:
         """Returns the Gaussian around the first actions of plans ``[B, H, A]``."""

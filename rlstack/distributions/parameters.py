@@ -36,6 +36,11 @@ class Bounds(NamedTuple):
         moved = self.minimum + 0.5 * (action + 1.0) * (self.maximum - self.minimum)
         return jnp.clip(moved, self.minimum, self.maximum)
 
+    def normal_from_unit(self, policy: Normal) -> Normal:
+        """Scales a Gaussian of actions ``[..., D]`` from [-1, 1] to the bounds."""
+        half = 0.5 * (self.maximum - self.minimum)
+        return Normal(self.from_unit(policy.mean), policy.log_std + jnp.log(half))
+
 
 def bounds_of(action_spec: PyTree, where: str) -> Bounds:
     """Returns the bounds of a continuous action.

@@ -353,6 +353,11 @@ def preferences(values: Array, timestep: TimeStep) -> distributions.Categorical:
     return distributions.categorical(values, action_mask(timestep.observation))
 
 
+def values_of(values: Array, actions: Array) -> Array:
+    """Selects the value of each action ``[...]`` from ``[..., A]``."""
+    return jnp.take_along_axis(values, actions[..., None], axis=-1)[..., 0]
+
+
 def of_actions(outputs: Array, actions: Array) -> Array:
     """Selects each row's action from ``[B, A, ...]``; returns ``[B, ...]``."""
     return outputs[jnp.arange(len(actions)), actions]
@@ -377,10 +382,11 @@ def td_loss(
     return loss, (logs, priorities)
 
 
-def behaviour_policy(cfg: QLearningConfig, num_envs: int) -> Policy:
+def behaviour_policy(cfg: Any, num_envs: int) -> Policy:
     """Returns epsilon-greedy with an epsilon that falls over the frames of all environments.
 
-    With noisy networks epsilon may be 0 from the start: the noise explores.
+    With noisy networks epsilon may be 0 from the start: the noise explores. The config has the
+    fields ``epsilon_start``, ``epsilon_end`` and ``epsilon_frames``, as `QLearningConfig`.
     """
     return EpsilonGreedy(
         Linear(cfg.epsilon_start, cfg.epsilon_end, cfg.epsilon_frames, num_envs=num_envs)

@@ -25,7 +25,7 @@ from rlstack.math.returns import symlog
 from rlstack.networks.base import dummy_timestep
 from rlstack.networks.image_codec import ImageDecoder, ImageEncoder
 from rlstack.networks.layers.blocks import BlockGRU, Head, Layers
-from rlstack.networks.layers.dense import Block
+from rlstack.networks.layers.dense import Block, activation_of
 from rlstack.networks.precision import in_precision
 from rlstack.networks.torsos import critic_entry, entries_for, joined, observation_entries
 from rlstack.types import Array, Params, PRNGKey, PyTree
@@ -140,7 +140,7 @@ class _Parts:
         self._cfg = cfg
         action = jax.tree.map(lambda x: jnp.zeros((1, *x.shape), x.dtype), action_spec)
         self.action = action_features(action_spec, action)
-        self._look = getattr(jax.nn, cfg.activation), Block(cfg.norm)
+        self._look = activation_of(cfg.activation), Block(cfg.norm)
         self._units = (sizes.units,) * sizes.layers
         self.see = functools.partial(_seen, obs_spec, cfg)
         self.observation = dummy_timestep(obs_spec).observation
