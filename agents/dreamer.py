@@ -7,8 +7,8 @@ The critic also learns from the sequences themselves. Acting follows the model: 
 the model's state and the last action.
 
 Rewards and values are distributions over atoms that are evenly spaced in symlog of their numbers.
-The policy's advantages are divided by the range of returns, if that is above 1. A FIRST step begins
-with an empty state, so that sequences may contain several episodes.
+The policy's advantages are divided by the range of returns if that is above 1. FIRST steps reset
+the state, so a sequence may contain several episodes.
 
 The default options are those of the authors' program (github.com/danijar/dreamerv3, configs.yaml).
 A sequence starts with the model's state before its first step. With ``write_back`` replay keeps the
@@ -509,7 +509,7 @@ class Dreamer(Agent):
     def imagined_returns(
         self, logits: Array, imagined: Imagined, return_range: Array
     ) -> tuple[Array, Array]:
-        """Returns the lambda returns ``[H, N]`` of what was imagined, and their moved range.
+        """Returns the lambda returns ``[H, N]`` of imagined steps, and the updated return range.
 
         Args:
           logits: ``[H + 1, N, M]``, of the critic's values.

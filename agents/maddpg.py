@@ -7,11 +7,11 @@ seat has its own critic, which learns the seat's own rewards, and its own policy
 that sees the number of the seat. A seat's policy maximises its critic at the actions that the
 others took. Seats that are out of the game enter no loss.
 
-Deviations: n-step targets (the replay's ``unroll_length``); several critics, whose smallest value
-counts; policies and critics are updated from the same params; Gaussian noise explores, where the
-authors' program (github.com/openai/maddpg) draws actions and penalises large logits, which it needs
-for the discrete actions that it relaxes by Gumbel-softmax. Networks have no state and no dropout. A
-truncated game is bootstrapped from its true last observations.
+Deviations: targets have n steps (the replay's ``unroll_length``); with several critics, the
+smallest value is used; policies and critics are updated from the same params; Gaussian noise
+explores, where the authors' program (github.com/openai/maddpg) draws actions and penalises large
+logits, which it needs for the discrete actions that it relaxes by Gumbel-softmax. Networks have no
+state and no dropout. A truncated game is bootstrapped from its true last observations.
 """
 
 from __future__ import annotations

@@ -246,7 +246,7 @@ class PlanningAgent(TargetNetworkAgent):
     def searched(
         self, rng_key: PRNGKey, params: Params, root: Node, legal: Array, *, noise: bool
     ) -> Any:
-        """Searches from roots ``[B, ...]``, whose legal actions are ``[B, A]``.
+        """Searches from the roots ``[B, ...]`` with the legal actions ``[B, A]``.
 
         Without noise the key is not used. The action of the results is a number, ``[B]``.
         """

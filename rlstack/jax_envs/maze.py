@@ -1,4 +1,4 @@
-"""Partially observed mazes in JAX, whose levels are numbers: an environment for curricula.
+"""Partially observed mazes in JAX for curricula; a number selects a level.
 
 A level is generated from its number alone. The held-out ones are drawn from other keys than those
 of training; mazes without walls may be in both. A few are made by hand.

@@ -21,7 +21,7 @@ _RATE = 0.1  # least weight of new episodes in the mean return of a level
 
 
 class LevelTable(NamedTuple):
-    """Levels and what is known of them, in rows of no order; empty rows have the level -1."""
+    """One row for each level, in any order, with its statistics; empty rows have the level -1."""
 
     level: Array  # [N] int32
     score: Array  # [N] float32, `LOWEST` in empty rows

@@ -39,7 +39,7 @@ def laprop(
 
 
 def clipped(updates: PyTree, params: PyTree, most: float) -> PyTree:
-    """Returns gradients whose norm is at most ``most`` times that of their params."""
+    """Scales each gradient down to a norm of at most ``most`` times the norm of its params."""
 
     def clip(update: jax.Array, param: jax.Array) -> jax.Array:
         norm, bound = jnp.linalg.norm(update.ravel()), jnp.linalg.norm(param.ravel())

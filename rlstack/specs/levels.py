@@ -1,4 +1,4 @@
-"""Specs of environments whose levels the learner chooses.
+"""Specs of environments in which the learner chooses the levels.
 
 An action then has an entry ``level`` beside the environment's own: the level of the episode that
 begins where the action follows LAST. It is ignored elsewhere. The extras of each step have an entry

@@ -256,7 +256,7 @@ def some_imagined(rows=7, horizon=3, seed=0):
 
 
 def slow_returns(imagined, values, share):
-    """The lambda returns of what was imagined, step by step from the end."""
+    """Returns the lambda returns of imagined steps, computed backwards in a loop."""
     found, following = [], values[-1]
     for t in reversed(range(len(values) - 1)):
         later = (1 - share) * values[t + 1] + share * following

@@ -254,7 +254,7 @@ def test_planning_finds_the_best_actions_of_the_model():
 
 
 class Planned(TDMPC2):
-    """Its plans are what they begin with."""
+    """An agent that returns the initial mean as its plan."""
 
     def plan(self, rng_key, params, timestep, mean):
         return Plan(mean, jnp.full_like(mean, 0.1), 0.5 * mean)

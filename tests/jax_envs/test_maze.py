@@ -78,7 +78,7 @@ def test_handmade_mazes_can_be_solved_and_repeat():
 
 
 def test_steps_by_hand():
-    """In the first handmade maze: to the right, into the wall above, and what is seen."""
+    """In the first handmade maze, a move to the right succeeds and a move up hits a wall."""
     env = Maze(levels="handmade", max_steps=20)
     state, view = env.reset_with_index(KEY, jnp.int32(0))
     walls, offset, move = np.split(np.asarray(view), [25, 27])

@@ -1,4 +1,4 @@
-"""Trains the tasks of a suite, a study of seeds for each, and says before what it will cost."""
+"""Trains each task of a suite as a study of several seeds, and estimates the cost beforehand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dense layers of a model whose states have categories and blocks."""
+"""Layers of world models: dense layers, block-diagonal layers, and a GRU made of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Joint rows in programs: QMIX and MADDPG in each topology, resumed and loaded; what is refused."""
+"""QMIX and MADDPG train in each topology, resume and load; unsupported settings are refused."""
 
 import dataclasses
 import importlib.util
