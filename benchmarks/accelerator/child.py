@@ -136,6 +136,8 @@ _KINDS: dict[str, Callable[[str, bool], Found]] = {
     "updates": correctness.updates,
     "acting": correctness.acting,
     "checkpoint": correctness.checkpoint_moves,
+    "repeats": correctness.repeats,
+    "repeats_with_deterministic_ops": correctness.repeats,  # `parts` has the flag
     "actor": actor,
     "learner": learner,
     "bfloat16": bfloat16,

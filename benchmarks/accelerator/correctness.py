@@ -9,6 +9,7 @@ params, divided by the sum of all changes.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ from rlstack.agent import Agent
 from rlstack.programs.build.agent import make_agent
 from rlstack.programs.config.experiment import Experiment
 from rlstack.storage import checkpoint
-from rlstack.types import EnvSpec, PyTree
+from rlstack.types import Batch, EnvSpec, PyTree
 
 _KEY = 7
 _UPDATE_ERROR = 0.02  # of the change of the params
@@ -78,23 +79,14 @@ def updates(name: str, quick: bool) -> dict[str, Any]:
 
 def update_errors(name: str) -> tuple[float, float]:
     """Returns the relative error of the change of the params, and that of the loss."""
-    experiment = experiment_of(name)
-    spec, agent = _made(experiment)
-    size = min(experiment.replay.batch_size, 8)  # the CPU may have few cores
-    length = min(experiment.replay.unroll_length, 32) + 1
-    if name.startswith("pong"):
-        length = 9
-    batch = random_batch(transition_spec(agent, spec), length, size)
+    step, (params, state), batch = _update_of(name)
     cpu, default = devices()
-    with jax.default_device(cpu):
-        params = jax.jit(agent.initial_params)(jax.random.PRNGKey(_KEY))
-        state = jax.jit(agent.initial_learner_state)(jax.random.PRNGKey(_KEY + 1), params)
     results = []
     with jax.default_matmul_precision("highest"):
         for device in (cpu, default):
             with jax.default_device(device):
-                step = jax.jit(lambda *args: agent.learner_step(*args))
-                after, _, output = step(*jax.device_put((params, state, batch), device))
+                compiled = jax.jit(lambda *args: step(*args))
+                after, _, output = compiled(*jax.device_put((params, state, batch), device))
                 leaves, logs = jax.device_get((jax.tree.leaves(after), output.logs))
                 results.append((leaves, float(np.mean(logs["loss"]))))
     (expected, its_loss), (got, loss) = results
@@ -103,6 +95,47 @@ def update_errors(name: str) -> tuple[float, float]:
     error = sum(float(np.abs(a - b).sum()) for a, b in zip(expected, got, strict=True))
     loss_error = abs(its_loss - loss) / max(1.0, abs(its_loss))
     return round(error / max(change, 1e-12), 7), round(loss_error, 7)
+
+
+def _update_of(name: str) -> tuple[Callable[..., Any], tuple[PyTree, PyTree], Batch]:
+    """Returns an agent's update, its initial params and learner state, and a batch of one size."""
+    experiment = experiment_of(name)
+    spec, agent = _made(experiment)
+    size = min(experiment.replay.batch_size, 8)  # the CPU may have few cores
+    length = min(experiment.replay.unroll_length, 32) + 1
+    if name.startswith("pong"):
+        length = 9
+    batch = random_batch(transition_spec(agent, spec), length, size)
+    with jax.default_device(devices()[0]):
+        params = jax.jit(agent.initial_params)(jax.random.PRNGKey(_KEY))
+        state = jax.jit(agent.initial_learner_state)(jax.random.PRNGKey(_KEY + 1), params)
+    return agent.learner_step, (params, state), batch
+
+
+def repeats(name: str, quick: bool) -> dict[str, Any]:
+    """Makes the same updates of each agent twice, each compiled anew, and compares all bits."""
+    del name
+    equal = {preset: repeats_bit_for_bit(preset) for preset in (_FEW if quick else AGENTS)}
+    return {
+        "equal": sum(equal.values()),
+        "agents": len(equal),
+        "differ": [preset for preset, same in equal.items() if not same],
+    }
+
+
+def repeats_bit_for_bit(name: str) -> bool:
+    """Returns whether three updates from one state give the same params and logs a second time."""
+    step, state, batch = _update_of(name)
+    ends = []
+    for _ in range(2):
+        jax.clear_caches()  # XLA chooses its kernels when it compiles
+        compiled = jax.jit(step)
+        params, learner_state = jax.device_put(state, devices()[1])
+        for _ in range(3):
+            params, learner_state, output = compiled(params, learner_state, batch)
+        ends.append(jax.device_get((params, learner_state, output.logs)))
+    pairs = zip(jax.tree.leaves(ends[0]), jax.tree.leaves(ends[1]), strict=True)
+    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
 
 
 def acting(name: str, quick: bool) -> dict[str, Any]:

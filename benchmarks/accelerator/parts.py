@@ -39,6 +39,8 @@ FULL = (
 _PONG = ("pong-gpu-ppo", "pong-gpu-impala")
 # Parts that run only if they are named.
 MORE = (
+    Part("repeats", seconds=60, limit=150),
+    Part("repeats_with_deterministic_ops", "", 60, 150, "--xla_gpu_deterministic_ops=true"),
     *(Part(kind, "pong-gpu-ppo", 45) for kind in ("single_process", "heavy_env", "light_env")),
     Part("heavy_env", "pong-gpu-impala", 45),
     *(Part("layouts", name, 140, limit=250) for name in _PONG),

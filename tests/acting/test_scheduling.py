@@ -35,6 +35,8 @@ def test_a_choice_of_the_user_is_kept(monkeypatch):
     assert acting_options(agent_of(64, 64)) is None
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_no_result_changes(monkeypatch):
     agent = agent_of(64, 64)
     params = FixedParams(agent.initial_params(KEY))

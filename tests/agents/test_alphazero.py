@@ -338,6 +338,8 @@ def test_games_against_random_moves_can_be_lost():
     assert (results == 1).sum() == 0
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_noise_makes_games_differ():
     seen = jax.tree.map(lambda *x: np.concatenate(x), *[observed("." * 9, 0)] * 64)
     output = acting(Sample, num_simulations=16)(seen)

@@ -195,6 +195,8 @@ def test_noise_explores_and_greedy_evaluation_is_by_the_mean_weights(agent, cfg,
     assert not leaves_differ(actions(exploring, without_noise(params)), greedy)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_learning_draws_noise_for_the_online_the_target_and_the_choosing_network():
     agent = noisy(functools.partial(EpsilonGreedy, 0.0), spec=VECTOR)
     params, target = agent.initial_params(KEY), agent.initial_params(jax.random.PRNGKey(1))
@@ -219,6 +221,8 @@ def test_learning_draws_noise_for_the_online_the_target_and_the_choosing_network
     assert len(choosing) == len(set(choosing)) == 3
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_noise_grows_and_shrinks_by_gradients():
     agent = noisy(Greedy)
     params = agent.initial_params(KEY)

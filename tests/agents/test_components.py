@@ -50,6 +50,8 @@ def test_components_are_parts_of_the_params(name):
     assert sum(trained) <= total + steps
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("name", NAMES)
 def test_the_log_of_a_learning_rate_has_the_name_of_the_component(name):
     setting = settings()[name]

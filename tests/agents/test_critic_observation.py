@@ -86,6 +86,8 @@ CASES = {
     "iql": (IQL, IQLConfig, imitator_and_critic, UNEVEN, ALL),
 }
 
+QUICK = ("ppo", "ppo-gru", "impala", "sac", "td3")
+
 
 def with_entry(timestep, value):
     return timestep._replace(observation={**timestep.observation, ENTRY: value})
@@ -113,7 +115,13 @@ def critic_of(agent):
     return values
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow, pytest.mark.chosen])
+        for name in CASES
+    ],
+)
 def test_acting_does_not_depend_on_the_entry_and_the_critic_does(name):
     agent = make(name)
     params = quick_jit(agent.initial_params)(KEY)

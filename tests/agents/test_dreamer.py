@@ -376,6 +376,8 @@ def some_batch(agent, step_types=STEP_TYPES, seed=0, weights=None):
     return Batch(Transition(timestep, output, once, np.zeros(step_types.shape, np.int32)), weights)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_an_update_takes_the_weighted_mean_over_items_of_the_losses():
     agent = make(replay_value_cost=0.4, target_rate=0.25)
     params = jax.tree.map(jnp.asarray, some_params(agent))

@@ -231,6 +231,8 @@ def test_discrete_advantages_of_awac_are_exact():
     np.testing.assert_allclose(value, [0.2 * 1 + 0.5 * 2 - 0.3], rtol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_drawn_actions_stay_within_bounds_and_the_first_may_be_random():
     cfg = IQLConfig(random_frames=400)
     agent = IQL(cfg, VECTOR, UNEVEN, imitator_and_critic, Sample)

@@ -345,6 +345,8 @@ def seen(values):
     return step._replace(observation={"observation": observation, "action_mask": mask})
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_value_of_a_root_is_the_mean_of_what_simulations_found():
     output = planner()([1.0, 1.0, 1.0, 1.0], [2.0] * 4, seen([6.0, 0.0]))
     # The root's own value, and four times 1 + 0.9 * 2: (6 + 4 * 2.8) / 5.
@@ -512,6 +514,8 @@ def test_the_distribution_of_continuous_actions_is_a_gaussian(policy):
     np.testing.assert_allclose(np.exp(found.log_std[0]), spread * half, rtol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_in_training_each_row_has_its_own_draws_of_the_policy():
     agent, act = reacher(Sample)
     rows = 512

@@ -268,6 +268,8 @@ def test_reinforces_loss_is_that_of_whole_returns(baseline, standardise):
     assert np.any(grads["value_head"] != 0) == baseline
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_batch_without_an_end_teaches_reinforce_nothing():
     agent = make(Reinforce, entropy_cost=0.1)
     grads, logs = jax.grad(agent.loss, has_aux=True)(
@@ -363,6 +365,8 @@ def test_on_policy_vtrace_is_the_actor_critics():
     np.testing.assert_allclose(losses[0][1]["kl"], 0, atol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("kind", [A2C, Impala, Reinforce])
 def test_an_action_that_was_all_but_impossible_leaves_every_log_finite(kind):
     """exp(100) is beyond float32; only the log of the divergence contains it."""

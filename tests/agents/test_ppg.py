@@ -38,6 +38,8 @@ KEY = jax.random.PRNGKey(5)
 ROWS = LENGTH * BATCH
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_memory_keeps_the_steps_of_each_batch_until_the_auxiliary_phase():
     c = case("ppg")
     rows = c.prepare(c.params, c.learner_state, c.batch)[1]

@@ -226,6 +226,8 @@ def test_with_a_multiplier_of_0_it_is_ppo():
     )
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(("cost", "least", "most"), [(1.0, 0.0, 0.9), (-1.0, 1.1, 2.0)])
 def test_a_large_multiplier_makes_costly_actions_rarer(cost, least, most):
     """And actions with a negative cost more frequent, as far as clipped ratios allow."""
@@ -248,6 +250,8 @@ def test_a_large_multiplier_makes_costly_actions_rarer(cost, least, most):
     assert least < chance(params) / chance(c.params) < most
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_value_of_the_cost_learns_its_return():
     c = plain(cost_value=OptimizerConfig(learning_rate=1e-2))
     params, state, first = c.learn(c.params, c.learner_state, c.batch)

@@ -52,6 +52,8 @@ def _observation(size, seed=0):
     }
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_parts_sum_to_the_whole_and_those_without_a_choice_are_told():
     observation = _observation(4)
     logits = np.random.default_rng(1).normal(size=(4, NUM_LOGITS))

@@ -149,6 +149,8 @@ def test_gradients_do_not_pass_through_targets(agent):
     assert np.all(gradient == 0)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_fractions_are_drawn_anew_with_every_update_and_every_step():
     network = functools.partial(
         implicit_q_network, cfg=NetworkConfig(hidden_sizes=(8,), num_cosines=6)

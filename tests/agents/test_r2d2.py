@@ -177,6 +177,8 @@ def test_loss_and_priorities_are_those_of_plain_python(rescaled, burn_in, n):
     np.testing.assert_allclose(logs["priority"], np.mean(priorities), rtol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(("burn_in", "length"), [(0, 6), (2, 6), (2, 3), (5, 6)])
 def test_the_default_constants_are_those_of_a_sum_over_time(burn_in, length):
     """The first update of SEED RL's program: Adam with eps 1e-3, of gradients of norm up to 40."""
@@ -406,6 +408,8 @@ def test_a_weight_scales_its_items_gradient():
     assert all(np.any(x != 0) for x in jax.tree.leaves(one))
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_each_environment_has_a_chance_of_its_own_for_ever():
     cfg = R2D2Config(epsilon_base=0.5, epsilon_alpha=4.0)
     policy = AGENTS[R2D2Config].policy(cfg, 5)

@@ -128,6 +128,8 @@ def test_the_bonus_of_rnd_is_that_of_numpy_and_is_added_to_rewards():
     assert_close(batch.trajectory.timestep, same, atol=0, rtol=0)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_dqn_learns_from_these_rewards_and_the_predictor_from_the_batch():
     c = plain("rnd-dqn")
     state = c.learner_state
@@ -147,6 +149,8 @@ def test_dqn_learns_from_these_rewards_and_the_predictor_from_the_batch():
     assert_close(after.novelty.target, state.novelty.target, atol=0, rtol=0)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_weight_of_0_is_the_agent_without_a_bonus():
     c = plain("rnd", intrinsic_weight=0.0, extrinsic_weight=1.0)
     wanted = quick_jit(c.agent.agent.learner_step)(c.params, c.learner_state.agent, c.batch)
@@ -169,7 +173,9 @@ def advantages(bonus, present, values, discount, trace):
     return found
 
 
-@pytest.mark.parametrize("name", ["rnd", "rnd-ngu-gru"])
+@pytest.mark.parametrize(
+    "name", ["rnd", pytest.param("rnd-ngu-gru", marks=[pytest.mark.slow, pytest.mark.chosen])]
+)
 def test_the_advantage_of_ppo_is_that_of_both_streams(name):
     c = plain(name, intrinsic_weight=0.7, extrinsic_weight=2.0)
     novelty, batch, rows = quick_jit(c.agent._measured)(c.learner_state.novelty, c.batch)
@@ -214,6 +220,8 @@ def test_an_episodes_end_does_not_stop_the_return_of_the_bonus_by_hand():
     np.testing.assert_allclose(advantage, target)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_value_of_the_bonus_learns_its_return():
     c = plain("rnd")
     params, state, first = c.learn(c.params, c.learner_state, c.batch)
@@ -237,6 +245,8 @@ def test_the_params_are_those_of_the_agent():
         )
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_an_episodic_bonus_is_the_novelty_measured_in_acting():
     c = plain("rnd-dqn-episodic")
     output = c.batch.trajectory.agent_output

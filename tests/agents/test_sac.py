@@ -166,6 +166,8 @@ def test_temperature_and_target_critics_follow_their_formulas_for_three_steps(le
     assert len(set(keys)) == 3
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_parts_may_have_optimizers_of_their_own():
     agent = make(
         policy_optimizer=dataclasses.replace(SGD, learning_rate=0.1),

@@ -149,6 +149,8 @@ def test_redq_takes_the_least_of_a_subset_and_the_policy_the_mean():
     assert set.intersection(*explained) == set()  # other updates draw other pairs
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_policy_waits_for_its_period_and_the_critics_do_not():
     agent = make(SAC, SACConfig, networks(4), policy_period=3, critics_optimizer=FAST)
     plain = make(SAC, SACConfig, networks(4), critics_optimizer=FAST)
@@ -194,6 +196,8 @@ def test_targets_with_dropout_differ_from_those_without():
     assert found[0]["td_error"] != found[1]["td_error"]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_crossq_makes_targets_from_the_second_half_of_one_batch():
     """A second implementation: batch norm of the joint batch, dense layers and errors in numpy."""
     network = NetworkConfig(

@@ -132,6 +132,8 @@ def test_dropout_differs_from_update_to_update_and_evaluation_does_not(dqn):
     assert_close(*values, atol=0, rtol=0)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_an_inference_service_acts_with_the_state_of_the_version(dqn):
     """Params go through the codec, as between processes."""
     c, (params, _, _) = dqn

@@ -8,11 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
 from benchmarks import fused
 from benchmarks.accelerator import __main__ as command
-from benchmarks.accelerator import child, whole_runs
+from benchmarks.accelerator import child, correctness, whole_runs
 from benchmarks.accelerator.parts import FULL, MORE, QUICK, Part
 from benchmarks.accelerator.settings import experiment_of, for_many_cores, in_topology
 from rlstack.acting.inferencer import Inferencer
@@ -83,6 +85,22 @@ def test_an_update_is_compared_between_two_devices():
     assert done.stdout == "(0.0, 0.0)\n"
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
+def test_a_repetition_with_other_bits_is_noticed(monkeypatch):
+    assert correctness.repeats_bit_for_bit("cartpole-dqn")
+    step, state, batch = correctness._update_of("cartpole-dqn")
+    traced = []
+
+    def anew(params, learner_state, batch):
+        traced.append(len(traced))  # the compiled function has another constant each time
+        params = jax.tree.map(lambda x: x + np.float32(1e-6 * len(traced)), params)
+        return step(params, learner_state, batch)
+
+    monkeypatch.setattr(correctness, "_update_of", lambda name: (anew, state, batch))
+    assert not correctness.repeats_bit_for_bit("cartpole-dqn")
+
+
 @pytest.mark.parametrize("share", [1.0, 0.5])
 @pytest.mark.parametrize("topology", ["single_process", "heavy_env", "light_env"])
 def test_each_topology_has_as_many_environments_as_a_batch_has_unrolls(topology, share):
@@ -116,6 +134,8 @@ def test_a_quick_run_goes_on_where_it_was(tmp_path):
     assert parts["fused/catch-ppo"]["frames_per_second"] > 0
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(120)
 def test_runs_of_several_actors_tell_how_long_a_call_takes(monkeypatch):
     chosen = preset("cartpole-ppo")

@@ -142,6 +142,8 @@ def test_specs_describe_observations_and_are_what_networks_read():
             assert by_name[name].offset == codec.slots.offsets[name]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_rows_without_actors_decide_nothing():
     codec = skirmish_codec()
     batch = stacked([codec.encode(o)[0] for o in observations(3, 8)])

@@ -100,6 +100,8 @@ def test_asynchronous_pools_have_them_too(kind):
         assert env.recv()[1].observation["many"].dtype == np.int32
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("kind", SYNC)
 @pytest.mark.parametrize("scale", [2**31, -(2**32)])
 def test_a_number_that_does_not_fit_is_an_error_and_does_not_wrap(kind, scale):

@@ -45,7 +45,13 @@ def check_all(steps):
     assert {level for step in steps for level in step.extras["level"].tolist()} == set(range(5))
 
 
-@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow, pytest.mark.chosen] if "_" in name else [])
+        for name in POOLS
+    ],
+)
 def test_each_step_has_the_extras_of_its_environment(name):
     builder, kind = POOLS[name]
     rng = np.random.default_rng(0)

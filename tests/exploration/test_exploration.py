@@ -50,6 +50,8 @@ POLICIES = {
 every_policy = pytest.mark.parametrize("name", POLICIES)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @every_policy
 def test_policies_pickle_hash_and_jit(name):
     policy, make = POLICIES[name]

@@ -119,6 +119,8 @@ def test_an_item_that_begins_with_an_absent_step_has_no_transition():
     assert valid[:, 1].tolist() == [False, False, True, True, True, False, True]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_statistics_are_those_without_the_absent_steps():
     cfg = NormalisationConfig(observations=True, rewards="return")
     c = Case(SETTINGS["reinforce"])

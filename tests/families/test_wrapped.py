@@ -39,7 +39,13 @@ def test_every_method_that_drivers_call_is_passed_on(wrapper, kind):
     assert names - own == set()
 
 
-@pytest.mark.parametrize("kind, wrapper", [("ppo", WrappedEpochs), ("dqn", Wrapped)])
+@pytest.mark.parametrize(
+    "kind, wrapper",
+    [
+        pytest.param("ppo", WrappedEpochs, marks=[pytest.mark.slow, pytest.mark.chosen]),
+        ("dqn", Wrapped),
+    ],
+)
 def test_a_wrapper_without_changes_acts_and_learns_as_its_agent(kind, wrapper):
     inner = plain(kind, VECTOR)
     agent = wrapper(inner)

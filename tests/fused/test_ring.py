@@ -141,6 +141,8 @@ def test_it_holds_and_releases_the_same_items(name):
     assert int(state.drawn) == int(other.stats()["samples"]) > 60
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("count", [9, 41])
 def test_a_replay_of_an_earlier_version_goes_on(name, count):

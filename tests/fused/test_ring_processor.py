@@ -97,6 +97,8 @@ def test_any_history_shows_the_steps_of_the_episode_that_are_held():
     assert checked > 500
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_items_of_one_draw_are_the_same_whenever_they_are_made_and_others_in_the_next():
     ring, state = make(CONFIG, coded(0, [FIRST] * NUM_ENVS))
     for now in range(40):
@@ -173,6 +175,8 @@ def test_hindsight_is_that_of_numpy(strategy):
     assert 0.3 < relabelled / count < 0.8
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("seed", range(2))
 def test_shares_and_goals_are_uniform(seed):
     """Items from the first step of one long episode: the goal is any of its later places."""

@@ -99,6 +99,8 @@ def test_minatar_gives_no_warnings_about_gymnax_itself():
         jax.eval_shape(env.step, jax.random.PRNGKey(0), state, 0)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(
     "name", ["Catch-bsuite", "DeepSea-bsuite", "MemoryChain-bsuite", "UmbrellaChain-bsuite"]
 )
@@ -139,6 +141,8 @@ def test_names_and_options_that_gymnax_lacks():
         SyncEnv("CartPole-v1", 1, "jax", options={"size": 3})
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_gymnax_is_imported_without_pictures_and_networks():
     program = """if True:
         import sys

@@ -31,7 +31,9 @@ def distance(walls, place, goal):
     return reached.get(tuple(goal))
 
 
-@pytest.mark.parametrize("cells", [2, 5])
+@pytest.mark.parametrize(
+    "cells", [2, pytest.param(5, marks=[pytest.mark.slow, pytest.mark.chosen])]
+)
 def test_every_level_can_be_solved_unless_it_is_blocked(cells):
     state = levels(Maze(cells=cells), range(100))
     found = [distance(*level) for level in zip(state.walls, state.place, state.goal, strict=True)]
@@ -56,6 +58,8 @@ def test_full_density_is_a_tree_and_none_has_pillars_only():
     assert len(sides) == 4
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_number_is_one_maze_and_held_out_levels_are_others():
     one, same = levels(Maze(), range(50)), levels(Maze(), [7])
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[7], y[0]), one, same)

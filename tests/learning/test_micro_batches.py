@@ -72,6 +72,8 @@ def gradient(parts):
     return compiled, (params, timestep), compiled.memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_parts_need_less_memory():
     (whole, inputs, much), (parts, _, little) = gradient(1), gradient(16)
     assert_close(whole(*inputs), parts(*inputs), atol=1e-6)

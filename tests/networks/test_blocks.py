@@ -276,6 +276,8 @@ def test_policy_and_value_may_have_cores_of_their_own(core, own, modules):
     assert remembers == [core != "none", own != "none"]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_critic_computes_in_its_own_precision():
     step = steps()
     for low in ("policy", "critic"):

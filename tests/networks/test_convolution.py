@@ -40,6 +40,8 @@ def results(make, shape, stride, padding, x):
     return jax.device_get(quick_jit(run)(KEY, x))
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.skipif(
     OLDER, reason="the older CPU runtime of JAX 0.5 writes outside of its memory in convolutions"
 )

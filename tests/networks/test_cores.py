@@ -187,6 +187,8 @@ def test_at_every_boundary_the_state_is_that_of_the_episode_played_alone(kind):
         assert_close(together[0][begin:], outputs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("kind", CORES)
 def test_single_steps_and_parts_are_the_unroll_and_rows_are_independent(kind):
     network = core_network(kind)
@@ -233,6 +235,8 @@ def test_nothing_crosses_the_beginning_of_an_episode_not_even_a_gradient(kind):
         assert_close(outputs[9:, 0], usual[9:, 0], rtol=0, atol=0)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("kind", CORES)
 def test_gradients_stay_finite_and_reach_back_over_many_steps(kind):
     network = core_network(kind, memory=200)

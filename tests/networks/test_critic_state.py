@@ -89,6 +89,8 @@ def test_the_value_alone_sees_the_state_or_also_the_observation():
         assert np.array_equal(*values) != differs
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_an_agent_with_normalisation_acts_the_same_with_any_state():
     cfg = PPOConfig(num_minibatches=1)
     network = lambda *spec: actor_critic(*spec, SETTINGS["mlp"])  # noqa: E731

@@ -22,7 +22,14 @@ def _of(layer, size, x):
 
 
 @own_forms
-@pytest.mark.parametrize("size", [1, 2, 8, 20, 64, 100])
+@pytest.mark.parametrize(
+    "size",
+    [
+        1,
+        *(pytest.param(n, marks=[pytest.mark.slow, pytest.mark.chosen]) for n in (2, 8, 20, 64)),
+        100,
+    ],
+)
 @pytest.mark.parametrize("shape", [(256, 64), (3, 100, 64)])
 def test_gradients_equal_those_of_haikus_layer(size, shape):
     x = jax.random.normal(jax.random.PRNGKey(1), shape)
@@ -52,6 +59,8 @@ def test_biases_are_those_of_haikus_layer(options):
     np.testing.assert_allclose(ours(params, x), theirs(params, x), rtol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @own_forms
 @pytest.mark.parametrize("size", [2, 20, 64])
 def test_gradients_under_vmap_and_of_gradients(size):

@@ -128,7 +128,15 @@ NETWORKS = {
 SPECS = {"actor_critic": NESTED, "image": IMAGE, "q_network": MASKED}
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=[] if name in ("lstm", "s5") else [pytest.mark.slow, pytest.mark.chosen]
+        )
+        for name in NETWORKS
+    ],
+)
 def test_an_unroll_is_repeated_application(name):
     network = NETWORKS[name]()
     params = quick_jit(network.init)(KEY)

@@ -93,6 +93,8 @@ def test_layers_multiply_in_bfloat16_and_all_else_is_float32(make, spec, options
         np.testing.assert_allclose(one, other, atol=0.05, rtol=0.05)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_core_keeps_float32():
     network = actor_critic(VECTOR, ACTION, NetworkConfig(core="lstm", dtype="bfloat16"))
     state = network.initial_state(1)
@@ -125,15 +127,30 @@ def parts_of(make):
     ("make", "action", "options"),
     [
         (actor_critic, ACTION, {}),
-        (actor_critic, ACTION, {"shared": True, "norm": "layer"}),
+        pytest.param(
+            actor_critic,
+            ACTION,
+            {"shared": True, "norm": "layer"},
+            marks=[pytest.mark.slow, pytest.mark.chosen],
+        ),
         (actor_critic, ACTION, {"core": "gru"}),
         (policy_network, ACTION, {}),
         (q_network, ACTION, {}),
-        (q_network, ACTION, {"duelling": True, "noisy_sigma": 0.1}),
-        (q_network, ACTION, {"dropout": 0.1}),
+        pytest.param(
+            q_network,
+            ACTION,
+            {"duelling": True, "noisy_sigma": 0.1},
+            marks=[pytest.mark.slow, pytest.mark.chosen],
+        ),
+        pytest.param(
+            q_network, ACTION, {"dropout": 0.1}, marks=[pytest.mark.slow, pytest.mark.chosen]
+        ),
         (distributional_q_network, ACTION, {"num_atoms": 5, "duelling": True}),
         (implicit_q_network, ACTION, {}),
-        *[(make, TORQUES, {}) for make in parts_of(policy_and_critic)],
+        *[
+            pytest.param(make, TORQUES, {}, marks=[pytest.mark.slow, pytest.mark.chosen])
+            for make in parts_of(policy_and_critic)
+        ],
         *[(make, TORQUES, {}) for make in parts_of(deterministic_policy_and_critic)],
     ],
 )

@@ -84,6 +84,8 @@ def of_seat(timestep, seat):
     return timestep._replace(observation=seen)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(
     "cfg",
     [

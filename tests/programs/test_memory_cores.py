@@ -117,6 +117,8 @@ def test_actors_and_inference_services_keep_the_state(tmp_path, topology, core):
     assert abs(series(tmp_path / "run", "learner/kl")[0]) < 0.05
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("core", QUICK_CORES)
 def test_the_function_that_is_exported_acts_as_the_loaded_policy(tmp_path, core):
     experiment = dataclasses.replace(recurrent("single_process"), network=CORES[core])

@@ -93,6 +93,8 @@ def test_xla_gets_bits_and_draws_none(compilations):
     assert [(x.aval.shape, x.aval.dtype) for x in parts._crossing] == [((64, 64), np.uint32)]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(
     "setting", [("jax_default_prng_impl", "rbg"), ("jax_threefry_partitionable", False)]
 )

@@ -10,6 +10,8 @@ from rlstack.rpc import RemoteObject, UnavailableError, serve
 from tests.rpc.nodes import Node, free_port, in_thread, wait_until
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("method", ["slow", "slow_once"])
 def test_a_node_that_is_killed_and_restarted_mid_call(processes, tmp_path, method):

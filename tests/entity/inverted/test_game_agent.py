@@ -163,6 +163,8 @@ def test_recurrent_state_is_the_same_as_in_training(tmp_path, how):
     assert how == "all" or scores[1] == [4.0, 4.0]  # without those ticks 2
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(100)
 def test_forget_resets_the_recurrent_state(tmp_path):
     game = games.Bidding()

@@ -53,6 +53,8 @@ def guarded(*command):
     return subprocess.Popen(arguments, stdin=subprocess.PIPE, start_new_session=True)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_game_ends_when_its_guard_is_killed():
     process = guarded("sleep", "600")
     try:

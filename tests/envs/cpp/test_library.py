@@ -35,6 +35,8 @@ def _drawn(how: str) -> str:
     return done.stdout.split()[-1]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.skipif("Game2048-v1" not in library.names(), reason="needs EnvPool 1.2.7")
 def test_matplotlib_is_imported_when_something_is_drawn():
     assert _drawn("deferred") == _drawn("at once")

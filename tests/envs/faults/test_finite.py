@@ -95,6 +95,8 @@ class Rewarding(gymnasium.Env):
         return np.zeros(1, np.float32), self._reward, False, False, {}
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("kind", ["for_loop", "thread", "process"])
 @pytest.mark.parametrize("reward", ["nan", "inf", "-inf"])
 def test_a_reward_that_is_not_finite_is_allowed_where_observations_are(kind, reward):

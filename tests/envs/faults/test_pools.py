@@ -155,7 +155,11 @@ SCRIPT = textwrap.dedent(
 
 @pytest.mark.parametrize(
     ("fault", "sig"),
-    [("sleep", signal.SIGKILL), ("hang", signal.SIGKILL), ("sleep", signal.SIGINT)],
+    [
+        ("sleep", signal.SIGKILL),
+        pytest.param("hang", signal.SIGKILL, marks=[pytest.mark.slow, pytest.mark.chosen]),
+        ("sleep", signal.SIGINT),
+    ],
 )
 def test_workers_end_with_their_parent(fault, sig, tmp_path):
     script = tmp_path / "script.py"

@@ -331,20 +331,23 @@ def test_extras_are_those_of_the_step_although_others_have_moved_on():
     with AsyncEnv(Turns(Leaving), 2, 1, "thread", num_workers=2) as pool:
         assert pool.spec.extras["seat"].num_values == 2
         pool.async_reset()
-        late = None
+        ended = []
         for _ in range(60):
             ids, step = pool.recv()
             np.testing.assert_array_equal(step.extras["moves"], step.observation[:, 0])
             np.testing.assert_array_equal(step.extras["seat"], ids)
             kinds.add((int(ids[0]), int(step.step_type[0])))
-            if ids[0] == 1 and step.last()[0]:
-                assert step.extras["moves"][0] == 3
-                late = ids  # it is answered only when the game is over
+            if not step.last()[0]:
+                pool.send(ids, np.zeros(1, np.int64))
                 continue
-            pool.send(ids, np.zeros(1, np.int64))
-            if late is not None and step.last()[0]:
-                pool.send(late, np.zeros(1, np.int64))
-                late = None
+            assert step.extras["moves"][0] == (6, 3)[ids[0]]
+            ended.append(
+                ids
+            )  # answered only when the game is over for both, whichever thread came first
+            if len(ended) == 2:
+                for late in ended:
+                    pool.send(late, np.zeros(1, np.int64))
+                ended = []
     assert kinds == {(0, FIRST), (0, MID), (0, LAST), (1, FIRST), (1, LAST)}
 
 

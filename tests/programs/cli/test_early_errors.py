@@ -103,7 +103,12 @@ def run(tmp_path, commands, modules):
     ("prefix", "mistakes", "modules"),
     [
         ("", WITHOUT_JAX, JAX | ENVIRONMENTS | RUN),
-        ("train cartpole-ppo ", WITHOUT_ENVIRONMENTS, ENVIRONMENTS | RUN),
+        pytest.param(
+            "train cartpole-ppo ",
+            WITHOUT_ENVIRONMENTS,
+            ENVIRONMENTS | RUN,
+            marks=[pytest.mark.slow, pytest.mark.chosen],
+        ),
     ],
 )
 def test_a_mistake_is_found_before_imports(tmp_path, prefix, mistakes, modules):

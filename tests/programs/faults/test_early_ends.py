@@ -45,6 +45,8 @@ def test_a_learner_that_was_never_told_the_frames_of_the_run_saves_nothing(tmp_p
     assert checkpoint.paths(tmp_path / "run" / "checkpoints") == saved
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_an_interruption_while_the_first_learner_compiles_saves_the_updates_of_another(
     tmp_path, monkeypatch
 ):

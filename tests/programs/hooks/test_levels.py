@@ -69,7 +69,7 @@ def leveled(topology, kind="auto", agent=None, replay=QUEUE, **changes):
         ("fused", "jax"),
         pytest.param("heavy_env", "process", marks=_LATER),
         pytest.param("light_env", "for_loop", marks=_LATER),
-        ("distributed", "for_loop"),
+        pytest.param("distributed", "for_loop", marks=_LATER),
         pytest.param("distributed", "jax", marks=_LATER),
     ],
 )

@@ -169,6 +169,8 @@ def test_a_league_in_lock_step_equals_a_single_process_bit_for_bit(tmp_path, top
         assert len(np.unique(kept["ids"])) == number
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.skipif("TicTacToe-v1" not in library.names(), reason="needs games of EnvPool 1.2")
 def test_a_policy_learns_a_game_of_envpool_against_another_one(tmp_path):
     """In Kuhn poker the best answer to random play wins more than 0.4 a game."""

@@ -324,6 +324,8 @@ DISTRIBUTED = "--topology distributed --program.num-actors 2 --program.max-resta
 DISTRIBUTED += " --replay.service table"
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(
     ("file", "mistake"), cases(NODES, ("loss", "evaluator", "env_step")), ids=ids
 )

@@ -48,6 +48,8 @@ def experiment(data, topology, *, frames=ACTED, **changes):
     )  # fmt: skip
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @in_programs
 @pytest.mark.parametrize(
     "topology", ["heavy_env", *(pytest.param(t, marks=pytest.mark.slow) for t in TOPOLOGIES[1:])]

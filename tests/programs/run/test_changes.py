@@ -55,6 +55,8 @@ def dqn():
 _LATER = [pytest.mark.slow, pytest.mark.chosen]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(
     "make",
     [

@@ -206,24 +206,31 @@ class SlicesFirst(ReadsMore):
         return loss * (1 + before.agent_state[0].mean()), logs
 
 
+_LATER = [pytest.mark.slow, pytest.mark.chosen]
+
+
 @pytest.mark.parametrize(
     ("cls", "rule", "text"),
     [
-        (Floats, "shapes, dtypes and ranges", "float32"),
-        (Remembers, "attribute", "self.newest"),
+        pytest.param(Floats, "shapes, dtypes and ranges", "float32", marks=_LATER),
+        pytest.param(Remembers, "attribute", "self.newest", marks=_LATER),
         (MixesRows, "other rows", "logits of row 0"),
-        (KeepsMemory, "memory", "logits"),
+        pytest.param(KeepsMemory, "memory", "logits", marks=_LATER),
         (SameParams, "depend on the key", "two keys"),
         (LearnsNothing, "changes params", "changed nothing"),
         (ReadsMore, "read at the first step only", "got another result: the params"),
-        (SlicesFirst, "read at the first step only", "it raised IndexError"),
+        pytest.param(
+            SlicesFirst, "read at the first step only", "it raised IndexError", marks=_LATER
+        ),
         (LearnsAcross, "between two episodes", "LAST and FIRST"),
         (Bootstraps, "termination", "discount is 0"),
         (CutsAtLimits, "time limit", "both gave the same"),
         (Branches, "jit", "TracerBoolConversionError"),
-        (Misuses, "between two episodes", "mask must have the shape of rewards"),
-        (Invents, "changes params", "must be False"),
-        (WritesNothing, "changes params", "writes_back"),
+        pytest.param(
+            Misuses, "between two episodes", "mask must have the shape of rewards", marks=_LATER
+        ),
+        pytest.param(Invents, "changes params", "must be False", marks=_LATER),
+        pytest.param(WritesNothing, "changes params", "writes_back", marks=_LATER),
     ],
 )
 def test_a_mistake_is_found_in_the_file_and_class_of_the_agent(cls, rule, text):

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 # Moments in seconds after the start: while Python imports, JAX starts, and XLA compiles.
-FEW = (0.4, 1.5)
+FEW = (0.4, pytest.param(1.5, marks=[pytest.mark.slow, pytest.mark.chosen]))
 MANY = (0.6, 1.0, 1.6, 2.2, 2.8, 3.4, 4.2, 5.0, 6.0)
 WORKERS = ("--env.type", "process", "--env.num-workers", "2")
 

@@ -98,6 +98,8 @@ def test_the_options_of_pools_reach_them():
     assert (cfg.restart_window, cfg.check_finite) == (9.0, False)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_an_endless_environment_does_not_hang_the_evaluation(tmp_path):
     experiment = faulty(length=10**9)
     experiment = dataclasses.replace(

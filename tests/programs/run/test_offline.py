@@ -89,6 +89,8 @@ def params(directory):
         loop.close()
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_run_learns_from_data_and_then_acts_each_with_its_budget(data, tmp_path):
     result = quiet(first(data), tmp_path / "run")
     # 30 batches of 16 steps, and 200 acted; updates of a fourth of a batch for each of these.

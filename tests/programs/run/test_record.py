@@ -92,6 +92,8 @@ def test_recordings_repeat_with_the_seed_and_differ_from_evaluation(expert, tmp_
         assert not np.isin(first[0], env.reset().observation).any()
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_recording_uses_the_environment_of_evaluation(tmp_path):
     experiment = dataclasses.replace(
         preset("cartpole-random"),
@@ -116,6 +118,8 @@ def test_recording_uses_the_environment_of_evaluation(tmp_path):
     assert result.eval_episodes == 2
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_recording_explores_as_at_the_end_of_training(tmp_path):
     base = preset("cartpole-dqn")
     agent = dataclasses.replace(base.agent, epsilon_start=1.0, epsilon_end=0.0, epsilon_frames=800)
@@ -243,6 +247,8 @@ def test_a_dataset_names_no_function_to_call(expert, tmp_path):
     assert "note: " in said.getvalue() and "no checksum" in said.getvalue()
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_normalised_observations_are_learned_from_data(expert, tmp_path):
     experiment = cloning(expert, normalisation=NormalisationConfig(observations=True))
     quiet(experiment, tmp_path / "run")

@@ -121,6 +121,8 @@ def test_seconds_begin_when_the_parts_are_made_and_compiled(tmp_path, monkeypatc
     assert 3.0 < timed <= result.wall_seconds  # so hours of a resumed run count it too
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_an_interrupted_resume_keeps_the_result(run_dir, monkeypatch):
     before = (run_dir / "result.json").read_bytes()
 

@@ -302,6 +302,8 @@ def test_a_replay_that_does_not_fit_is_refused_before_anything_starts(tmp_path, 
         train.run(experiment, tmp_path / "run", stream=io.StringIO())
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_size_of_the_replay_is_printed(tmp_path):
     experiment, stream = preset("breakout-dqn"), io.StringIO()
     with make_env(dataclasses.replace(experiment.env, num_envs=1), seed=0) as env:

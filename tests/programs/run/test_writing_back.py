@@ -76,10 +76,9 @@ def counting(topology, **changes):
     [
         "single_process",
         "fused",
-        "distributed",
         *(
             pytest.param(name, marks=[pytest.mark.slow, pytest.mark.chosen])
-            for name in ("heavy_env", "light_env")
+            for name in ("distributed", "heavy_env", "light_env")
         ),
     ],
 )

@@ -94,6 +94,8 @@ def test_a_request_that_a_compilation_ignores_ends_a_command_that_has_nothing_to
     assert (code, "nothing to save yet" in said) == (130, True)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_it_does_so_too_if_python_ran_the_handler_before_the_thread_saw_the_signal():
     body = "with signals.StopSignals(has_progress=lambda: False):\n"
     body += f"  {READY}\n  import signal; signal.raise_signal(signal.SIGINT)\n  {IN_C}"
@@ -102,6 +104,8 @@ def test_it_does_so_too_if_python_ran_the_handler_before_the_thread_saw_the_sign
     assert (code, "nothing to save yet" in said) == (130, True)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_request_that_is_noticed_may_take_its_time():
     body = (
         "import time, sys\n"

@@ -56,6 +56,8 @@ def seen_by(policy, rows):
     return seen, states
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_policy_acts_without_the_state(chain):
     policy = rlstack.load(chain)
     seen, states = seen_by(policy, 9)

@@ -140,6 +140,8 @@ def test_npz_has_the_params_by_name_and_a_description(runs):
     assert np.array_equal((hidden @ weights + bias).argmax(-1), actions)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_map_over_rows_gives_the_same_actions(runs):
     function = greedy_function(rlstack.load(runs / "memory"))
     seen, _ = expected(runs / "memory")

@@ -197,6 +197,8 @@ def test_bad_arguments_are_refused(env, options, hint):
     assert hint in str(caught.value)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_agents_probabilities_and_value_are_shown(monkeypatch, run_dir):
     lines = ["4", "4", "4", "4", "q"]
     shown, _ = played(monkeypatch, "mine-sweeper", *lines, checkpoint=run_dir)

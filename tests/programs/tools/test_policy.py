@@ -117,6 +117,8 @@ def test_it_takes_the_observations_of_gymnasium_and_gives_its_actions(valuing):
         observation, *_ = env.step(found.action)  # Gymnasium checks the action
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_sampling_explores_as_at_the_end_of_training(valuing):
     experiment = rlstack.load(valuing).experiment
     spec = rlstack.EnvSpec(specs.Array((4,), np.float32), specs.DiscreteArray(2, np.int32))

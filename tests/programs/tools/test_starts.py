@@ -88,6 +88,8 @@ ROWS = [(place, [first, second]) for place in range(3) for first in range(2) for
 PLACES, PAIRS = [row[0] for row in ROWS], np.array([row[1] for row in ROWS])
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_loop_of_a_user_gives_and_gets_the_environments_own_values(policy):
     env = Numbered()
     observation, _ = env.reset(seed=0)

@@ -111,6 +111,8 @@ def pygame(monkeypatch):
     return module
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_window_shows_what_a_video_shows(balancing, pygame, monkeypatch):
     seen, drawn = [], []
     flip, draw = pygame.display.flip, Drawer.__call__

@@ -180,6 +180,8 @@ def test_in_a_game_of_turns_a_policy_acts_where_it_acted_in_training(tmp_path, w
     assert moments[-1].is_last and moments[-1].returns.tolist() == list(game.returns)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_agents_of_games_that_own_their_loop_are_seats(tmp_path):
     run = games.leave_run(tmp_path / "bids", inverted.BIDDING, seed=6)
     other = games.leave_run(tmp_path / "more", inverted.BIDDING, seed=7)
@@ -191,6 +193,8 @@ def test_agents_of_games_that_own_their_loop_are_seats(tmp_path):
     assert "seat 1: more bid of Me 0" in stream.getvalue()
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_seats_of_games_in_jax(tmp_path):
     env = games.EnvConfig("rlstack.jax_envs.cover:Cover", num_envs=6, type="jax")
     assert seat_names(env) == ("agent_0", "agent_1", "agent_2")
