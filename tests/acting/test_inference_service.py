@@ -27,6 +27,8 @@ pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("no_thread_left")
 # The same answers as from one Inferencer.
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("name", ["ppo-lstm", "ppo-separate", "dqn"])
 def test_everyone_gets_what_a_lone_inferencer_gives(serve, name):
     c = case(name)

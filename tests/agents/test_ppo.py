@@ -252,6 +252,8 @@ def test_an_unroll_from_the_stored_state_says_what_acting_said(name):
         assert_close(output.value, rest.agent_output.value, atol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(
     "component", ["torso_optimizer", "policy_head_optimizer", "value_head_optimizer"]
 )

@@ -376,6 +376,8 @@ def test_a_replayed_sequence_gives_the_actors_own_outputs():
     replay.close()
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("config", [{"target_period": 2}, {"target_rate": 0.25}])
 def test_the_target_follows_by_period_or_by_rate(config):
     agent = make(**config)

@@ -57,6 +57,8 @@ def results(distribution, other, key):
     }
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @every_kind
 def test_jit_equals_no_jit_with_shapes_and_dtypes(kind):
     distribution, other = example(kind), example(kind, seed=1)

@@ -63,6 +63,8 @@ def test_each_step_has_the_extras_of_its_environment(name):
     check_all(steps)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("name", ["thread", "process", "jax"])
 def test_asynchronous_pools_keep_extras_with_their_rows(name):
     builder, kind = POOLS[name]

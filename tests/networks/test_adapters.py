@@ -105,6 +105,8 @@ EQUINOX_LATER = pytest.param(equinox_with_state, marks=LATER)
 TIMESTEP = random_timesteps(VECTOR, np.full((2, 3), MID))
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(
     "make", [*PLAIN, linen_with_state, nnx_with_state, EQUINOX_LATER, equinox_with_dropout]
 )

@@ -242,6 +242,8 @@ def test_a_value_network_of_its_own_beside_a_policy():
     )
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(
     ("core", "own", "modules"),
     [

@@ -339,6 +339,8 @@ def test_the_first_gates_of_gtrxl_let_the_input_pass():
     np.testing.assert_allclose(outputs, kept * timestep.observation, rtol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("kind", CORES)
 def test_states_are_zero_have_a_row_for_each_environment_and_few_options(kind):
     network = core_network(kind, layers=3, size=10, memory=5)
@@ -353,6 +355,8 @@ def test_states_are_zero_have_a_row_for_each_environment_and_few_options(kind):
     assert jax.tree.map(jnp.result_type, after) == jax.tree.map(jnp.result_type, state)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("kind", CORES)
 def test_policy_and_value_may_have_cores_of_different_kinds(kind):
     critic = CriticConfig(core=kind, core_size=12)

@@ -51,6 +51,8 @@ def test_a_node_restarted_between_calls_and_one_that_comes_late(processes, tmp_p
         assert client.add(3) == 6
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(60)
 def test_a_patient_caller_gets_the_answer_of_the_call_that_took_too_long(transport):
     node, asked = Node(), []
@@ -101,6 +103,8 @@ def test_a_patient_caller_waits_for_a_node_that_starts_but_repeats_nothing_after
         assert log.read_text() == "once\n"
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(30)
 def test_a_node_that_moved_is_found_at_its_new_address(sockets):
     """As after a restart on another host; the old address may refuse connections, or not answer."""

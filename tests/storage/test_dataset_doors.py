@@ -98,6 +98,8 @@ def test_dtypes_without_numbers_are_refused(tmp_path, dtype):
         Dataset(tmp_path / "d")
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(
     "compressed", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.chosen])]
 )

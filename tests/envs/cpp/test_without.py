@@ -34,6 +34,8 @@ def small(type):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("type", ["for_loop", "auto"])
 def test_a_run_trains_with_gymnasiums_environment(without, tmp_path, type):
     result = train.run(small(type), tmp_path / "run")

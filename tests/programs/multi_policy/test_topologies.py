@@ -96,7 +96,7 @@ def single(tmp_path_factory):
 @pytest.mark.parametrize(
     ("topology", "trainers"),
     [
-        ("heavy_env", "one_each"),
+        pytest.param("heavy_env", "one_each", marks=_LATER),
         pytest.param("heavy_env", "one", marks=_LATER),
         pytest.param("light_env", "one_each", marks=_LATER),
         pytest.param("distributed", "one", marks=_LATER),

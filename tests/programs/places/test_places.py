@@ -261,6 +261,8 @@ def test_an_environment_in_jax(tmp_path, monkeypatch, capsys, topology, mistake)
     check(*message(tmp_path, monkeypatch, capsys, file, mistake), mistake)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(("options", "mistake"), cases(ZOOS), ids=ids)
 def test_an_environment_of_pettingzoo(tmp_path, monkeypatch, capsys, options, mistake):
     file = env(f"{options} --env.type thread")._replace(source=sources.ZOO)
@@ -292,6 +294,8 @@ class Watcher:
 """
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_callback_that_fails_is_told_with_its_line(tmp_path, monkeypatch):
     (tmp_path / "watcher.py").write_text(CALLBACK)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -115,6 +115,8 @@ def test_several_threads_read(share, sampler):
         assert once([item for items in found for item in items])
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "sampler,seconds",

@@ -43,6 +43,8 @@ def duel(first, second):
     return tuple(step.rewards), length
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_two_runs_play_against_each_other_and_change_seats(fours, capsys):
     args = ["watch", *map(str, fours), "--episodes", "4", "--results-only"]
     assert main(args) == 0
