@@ -14,6 +14,7 @@ from rlstack.acting.on_host import OnHost
 from rlstack.acting.params import ParamsPublisher
 from rlstack.configs.learner import LearnerConfig
 from rlstack.learning.learner import Learner
+from rlstack.programs.build import xla
 from rlstack.programs.build.agent import make_agent
 from rlstack.programs.build.replay import batch_spec
 from rlstack.programs.build.seeds import role_key
@@ -78,6 +79,7 @@ class LearnerNode:
         batch = None if experiment.replay.min_actors else self._batch_spec()
         key = role_key(experiment.seed, "learner")
         self._learner = Learner(learner_config, agent, self._replay, key, batch)
+        xla.tell_accelerator()
         self._restore()
         on_host = OnHost()
         self._publisher = ParamsPublisher(

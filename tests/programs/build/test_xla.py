@@ -3,10 +3,12 @@
 import dataclasses
 import types
 
+import jax
 import pytest
 
 from rlstack.agents.dqn import DQNConfig
 from rlstack.agents.ppo import PPOConfig
+from rlstack.configs.acting import InferencerConfig
 from rlstack.configs.learner import LearnerConfig
 from rlstack.networks import NetworkConfig
 from rlstack.programs.build import xla
@@ -112,6 +114,57 @@ def test_programs_that_a_run_starts_do_not_inherit_what_it_has_set(environ, monk
     assert read[xla.POOL_SIZE] == own.get(xla.POOL_SIZE, "1")
     assert xla.SINGLE_THREAD in read["XLA_FLAGS"]
     assert environ == own
+
+
+@pytest.mark.parametrize(
+    ("topology", "launch", "actors", "devices", "graphs"),
+    [
+        ("heavy_env", "threads", 3, (0,), False),
+        ("heavy_env", "threads", 2, (0,), True),
+        ("heavy_env", "threads", 3, (), True),  # which act on the CPU
+        ("heavy_env", "processes", 3, (0,), True),
+        ("light_env", "threads", 3, (0,), True),  # where one service acts
+    ],
+)
+def test_many_threads_act_without_cuda_graphs(
+    environ, monkeypatch, topology, launch, actors, devices, graphs
+):
+    read = {}
+    monkeypatch.setattr(xla.jax, "devices", lambda: read.update(environ))
+    env = EnvConfig("CartPole-v1", 8)
+    experiment = dataclasses.replace(
+        loop(),
+        env=env,
+        topology=topology,
+        program=ProgramConfig(launch=launch, num_actors=actors),
+        inferencer=InferencerConfig(devices=devices),
+    )
+    xla.configure_runs([experiment])
+    assert (xla.NO_CUDA_GRAPHS in read.get("XLA_FLAGS", "").split()) != graphs
+
+
+@pytest.mark.parametrize(
+    ("platform", "precision", "flags", "told"),
+    [
+        ("cpu", None, "", ""),
+        ("gpu", None, "", "on H200. Products of float32 matrices have default precision (JAX_"),
+        ("gpu", "highest", xla.NO_CUDA_GRAPHS, "on H200, without CUDA graphs. Products"),
+        ("tpu", "highest", "", "have highest precision."),
+    ],
+)
+def test_an_accelerator_and_its_precision_are_logged_once(
+    environ, monkeypatch, caplog, platform, precision, flags, told
+):
+    environ["XLA_FLAGS"] = flags
+    device = types.SimpleNamespace(platform=platform, device_kind="H200")
+    monkeypatch.setattr(xla.jax, "local_devices", lambda: [device])
+    xla.tell_accelerator.cache_clear()
+    with jax.default_matmul_precision(precision):
+        xla.tell_accelerator()
+        xla.tell_accelerator()
+    xla.tell_accelerator.cache_clear()
+    assert len(caplog.messages) == bool(told)
+    assert told in "".join(caplog.messages)
 
 
 @pytest.mark.parametrize("launch", ["threads", "processes"])
