@@ -56,6 +56,7 @@ from rlstack.types import (
     PyTree,
     TimeStep,
     Trajectory,
+    merge_leading_dims,
 )
 
 
@@ -382,7 +383,7 @@ class Dreamer(Agent):
         of_model = sum(model_losses.values(), jnp.zeros(()))  # [T + 1, B]
 
         shape = timestep.reward.shape
-        flat = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), states)
+        flat = merge_leading_dims(states)
         imagined = self.imagined(imagine_key, *jax.lax.stop_gradient((params, flat)))
         logits = self.model.critic.apply(params.critic, imagined.features)
         lambda_returns, moved = self.imagined_returns(logits, imagined, learner_state.return_range)
@@ -434,7 +435,7 @@ class Dreamer(Agent):
         stored = trajectory.agent_state
         kept, last = jax.tree.map(lambda x: x[0], (kept or stored.latent, stored.action))
         actions = jnp.concatenate([last[None], action_features(self.action_spec, taken)[:-1]])
-        rows = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), timestep.observation)
+        rows = merge_leading_dims(timestep.observation)
         encoded = self.model.encode(model, self.model.see(rows))
         encoded = encoded.reshape((*timestep.reward.shape, -1))
         keys = jax.random.split(rng_key, len(encoded))
@@ -468,7 +469,7 @@ class Dreamer(Agent):
         prior_loss = jnp.maximum(fixed_seen.kl(expected).sum(axis=-1), cfg.free_nats)
         posterior_loss = jnp.maximum(seen.kl(fixed_expected).sum(axis=-1), cfg.free_nats)
 
-        flat = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), (states, timestep.observation))
+        flat = merge_leading_dims((states, timestep.observation))
         decoded = self.model.decode(model, *flat[0])
         reconstruction = sum(
             jnp.square(x - y).reshape(shape[0] * shape[1], -1).sum(axis=-1)

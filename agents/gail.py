@@ -27,7 +27,16 @@ from rlstack.families.demonstrated import is_demonstrated
 from rlstack.families.off_policy import sampling_policy, with_action
 from rlstack.networks import policy_and_critic
 from rlstack.optimizers import OptimizerConfig, component_optimizer, optimizer_step
-from rlstack.types import Array, Batch, LearnerOutput, Logs, Params, PRNGKey, PyTree, TimeStep
+from rlstack.types import (
+    Array,
+    Batch,
+    LearnerOutput,
+    Logs,
+    Params,
+    PRNGKey,
+    TimeStep,
+    merge_leading_dims,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,11 +174,8 @@ class GAIL(SAC):
         trajectory = batch.trajectory
         before = jax.tree.map(lambda x: x[:-1], trajectory)
 
-        def flat(tree: PyTree) -> PyTree:
-            return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), tree)
-
-        action = self.unit_action(flat(before.agent_output.action))
-        logits = self.logits(discriminator, flat(before.timestep), action)
+        action = self.unit_action(merge_leading_dims(before.agent_output.action))
+        logits = self.logits(discriminator, merge_leading_dims(before.timestep), action)
         timestep = trajectory.timestep
         reward = jnp.where(timestep.first()[1:], 0.0, logits.reshape(timestep.reward[1:].shape))
         reward = jnp.concatenate([jnp.zeros_like(timestep.reward[:1]), reward])

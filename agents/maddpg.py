@@ -38,8 +38,6 @@ from rlstack.families.off_policy import (
 from rlstack.math.n_step import NStep, n_step
 from rlstack.networks import PolicyAndCritic, ensemble
 from rlstack.networks.seats import (
-    ALIVE,
-    REWARDS,
     one_for_each_seat,
     require_joint,
     seat_policy_and_critic,
@@ -47,6 +45,7 @@ from rlstack.networks.seats import (
     shared_by_seats,
 )
 from rlstack.optimizers import Components, OptimizerConfig, component_optimizer
+from rlstack.specs import ALIVE, REWARDS
 from rlstack.stateful_params import moved_towards
 from rlstack.types import Array, Batch, LearnerOutput, Logs, Params, PRNGKey, PyTree, TimeStep
 

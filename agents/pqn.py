@@ -51,6 +51,7 @@ from rlstack.types import (
     PyTree,
     TimeStep,
     Trajectory,
+    merge_leading_dims,
 )
 
 
@@ -216,7 +217,7 @@ class PQN(EpochAgent):
         if self._is_recurrent:
             core = jax.tree.map(lambda x: x[0], trajectory.agent_state.core)
             return _swap_axes(rows)._replace(core=core)
-        return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), rows)
+        return merge_leading_dims(rows)
 
     def lay_out_rows(self, minibatch: PQNRows) -> PQNRows:
         """Lays out the steps; see `rlstack.agent.Agent.lay_out`."""

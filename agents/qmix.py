@@ -41,7 +41,6 @@ from rlstack.families.q_learning import (
 from rlstack.math import returns
 from rlstack.networks.base import dummy_timestep
 from rlstack.networks.seats import (
-    ALIVE,
     Mixer,
     monotonic_mixer,
     require_joint,
@@ -51,6 +50,7 @@ from rlstack.networks.seats import (
     sum_mixer,
 )
 from rlstack.optimizers import OptimizerConfig
+from rlstack.specs import ALIVE
 from rlstack.types import Array, Batch, Logs, Params, PRNGKey, PyTree, TimeStep
 
 

@@ -66,6 +66,7 @@ from rlstack.types import (
     StepType,
     TimeStep,
     Trajectory,
+    merge_leading_dims,
 )
 
 
@@ -466,7 +467,7 @@ class TDMPC2(Agent):
           actions: the reward and the smaller discounted value of two target critics.
         """
         after = jax.tree.map(lambda x: x[1:], trajectory.timestep)
-        rows = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), after.observation)
+        rows = merge_leading_dims(after.observation)
         states = self.network.represent(params.model, rows)
         states = states.reshape((*after.reward.shape, -1))
         action = self.policy_of(params.policy, states).sample(keys[1])

@@ -136,3 +136,8 @@ class EnvSpec(NamedTuple):
     observation: PyTree
     action: PyTree
     extras: PyTree = ()  # of `TimeStep.extras`
+
+
+def merge_leading_dims(tree: PyTree) -> PyTree:
+    """Joins the first two axes of each leaf: ``[T, B, ...]`` becomes ``[T * B, ...]``."""
+    return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), tree)

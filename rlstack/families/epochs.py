@@ -21,7 +21,17 @@ from rlstack.families.policy_gradient import (
     explained_variance,
 )
 from rlstack.math import returns, shuffle
-from rlstack.types import AgentState, Array, Batch, Logs, Params, PyTree, TimeStep, Trajectory
+from rlstack.types import (
+    AgentState,
+    Array,
+    Batch,
+    Logs,
+    Params,
+    PyTree,
+    TimeStep,
+    Trajectory,
+    merge_leading_dims,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +111,7 @@ class EpochPolicyGradient(PolicyGradientAgent, EpochAgent):
         if self._is_recurrent:
             state = jax.tree.map(lambda x: x[0], trajectory.agent_state)
             return _swap_axes(rows)._replace(state=state)
-        return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), rows)
+        return merge_leading_dims(rows)
 
     def completed(
         self,

@@ -26,7 +26,7 @@ from rlstack.math.running_statistics import (
 )
 from rlstack.networks import Standardiser
 from rlstack.networks.torsos import action_mask
-from rlstack.specs.masks import ACTION_MASK
+from rlstack.specs import ACTION_MASK
 from rlstack.types import (
     ActionDistribution,
     AgentOut,

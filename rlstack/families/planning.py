@@ -44,6 +44,7 @@ from rlstack.types import (
     PyTree,
     TimeStep,
     Trajectory,
+    merge_leading_dims,
 )
 
 
@@ -302,7 +303,7 @@ class PlanningAgent(TargetNetworkAgent):
         if not number:
             return trajectory
         steps = jax.tree.map(lambda x: x[:, :number], trajectory.timestep)
-        rows = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), steps)
+        rows = merge_leading_dims(steps)
         new, _ = self.search(rng_key, params, rows, noise=True)
 
         def replaced(new: Array, old: Array) -> Array:

@@ -58,6 +58,7 @@ from rlstack.types import (
     PyTree,
     TimeStep,
     Trajectory,
+    merge_leading_dims,
 )
 
 
@@ -280,7 +281,7 @@ class QLearning(TargetNetworkAgent):
     def trajectory_values(self, params: Params, trajectory: Trajectory) -> Array:
         """Returns the highest value of a legal action, without the network's noise."""
         steps = trajectory.timestep
-        rows = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), steps)
+        rows = merge_leading_dims(steps)
         values = self.action_values(jax.random.PRNGKey(0), params, rows, noisy=False)
         best = preferences(values, rows).mode()
         return of_actions(values, best).reshape(steps.step_type.shape)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from rlstack.checks import EnvError
 from rlstack.jax_envs.environment import BatchedEnv, BatchState, step_types
-from rlstack.types import Array, PRNGKey, PyTree, StepType, TimeStep
+from rlstack.types import Array, PRNGKey, PyTree, StepType, TimeStep, merge_leading_dims
 
 
 class GameOutcome(NamedTuple):
@@ -138,7 +138,7 @@ class BatchedGame(BatchedEnv):
 
     def _rows(self, by_game: PyTree) -> PyTree:
         """Turns ``[B / S, S, ...]`` into ``[B, ...]``."""
-        return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), by_game)
+        return merge_leading_dims(by_game)
 
     def _spread(self, of_games: Array) -> Array:
         """Repeats what belongs to a game, ``[B / S, ...]``, for each of its seats."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 
 from rlstack.envs.seats.joint import joined, joint_spec
 from rlstack.jax_envs.environment import BatchedEnv, BatchState
 from rlstack.jax_envs.game import BatchedGame, JaxGame
-from rlstack.types import PRNGKey, PyTree, TimeStep
+from rlstack.types import PRNGKey, PyTree, TimeStep, merge_leading_dims
 
 
 class JointGame(BatchedEnv):
@@ -44,7 +43,7 @@ class JointGame(BatchedEnv):
         """
         begins = state.over.all(axis=1)
         of_seats = BatchState(state.env, self._for_seats(state.rng_key), state.over.ravel())
-        flat = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), action)
+        flat = merge_leading_dims(action)
         after, rows = self._game.step(of_seats, flat)
         return self._by_game(after), joined(rows, self.num_seats, begins, jnp)
 

@@ -10,14 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from rlstack.envs.seats.showing import (
-    ACTION_MASK,
-    CRITIC_STATE,
-    SEAT,
-    SHOWN,
-    CriticState,
-)
+from rlstack.envs.seats.showing import SHOWN, CriticState
 from rlstack.jax_envs.game import GameOutcome, JaxGame
+from rlstack.specs import ACTION_MASK, CRITIC_STATE, SEAT
 from rlstack.types import PRNGKey, PyTree
 
 __all__ = ["SHOWN", "showing"]

@@ -14,7 +14,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
-from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep
+from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep, merge_leading_dims
 
 
 class ActorCriticOutput(NamedTuple):
@@ -108,7 +108,7 @@ def from_functions(
     def unroll(
         rng_key: PRNGKey | None, params: Params, timestep: TimeStep, state: AgentState
     ) -> tuple[PyTree, AgentState]:
-        merged = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), timestep.observation)
+        merged = merge_leading_dims(timestep.observation)
         output = as_float32(apply(params, rng_key, merged))
         leading = timestep.step_type.shape
         return jax.tree.map(lambda x: x.reshape(leading + x.shape[1:]), output), state

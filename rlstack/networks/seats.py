@@ -21,12 +21,9 @@ from rlstack.configs.network import NetworkConfig
 from rlstack.networks.base import Apply, Network
 from rlstack.networks.policy_and_critic import PolicyAndCritic, deterministic_policy_and_critic
 from rlstack.networks.q_network import q_network_without_noise
-from rlstack.networks.torsos import CRITIC_STATE, DENSE, observation_features
+from rlstack.networks.torsos import DENSE, observation_features
+from rlstack.specs import ALIVE, CRITIC_STATE, REWARDS, SEAT
 from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep
-
-# Entries of observations and of extras, as `rlstack.envs.seats` names them: the number of the seat,
-# which seats are in the game, and their rewards.
-SEAT, ALIVE, REWARDS = "seat", "alive", "rewards"
 
 
 class SeatSpecs(NamedTuple):

@@ -16,7 +16,7 @@ import jax
 
 from rlstack.networks.base import Core, Network, as_float32, dummy_timestep, unrolled
 from rlstack.stateful_params import StatefulParams, TrainingParams
-from rlstack.types import AgentState, Params, PRNGKey, PyTree, TimeStep
+from rlstack.types import AgentState, Params, PRNGKey, PyTree, TimeStep, merge_leading_dims
 
 # (weights, state, rng_key, timestep [T, B, ...], agent state [B, ...], is_training)
 #   -> ((output [T, B, ...], agent state), new state)
@@ -49,7 +49,7 @@ def network_with_state(
         agent_state: AgentState,
         is_training: bool,
     ) -> tuple[tuple[PyTree, AgentState], PyTree]:
-        merged = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), timestep.observation)
+        merged = merge_leading_dims(timestep.observation)
         output, new_state = apply(weights, state, rng_key, merged, is_training)
         leading = timestep.step_type.shape
         output = jax.tree.map(lambda x: x.reshape(leading + x.shape[1:]), as_float32(output))

@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-import jax
-
 from rlstack.checks import WrongKindError
 from rlstack.references import Hook, check_callable, load_hook, name_of
 from rlstack.replay.episodes import Episode, Rng
-from rlstack.types import Array, StepType, TimeStep, Trajectory
+from rlstack.types import Array, StepType, TimeStep, Trajectory, merge_leading_dims
 
 STRATEGIES = ("future", "final", "episode")
 _WHERE = "Hindsight"
@@ -109,12 +107,9 @@ class Hindsight:
     def _ask(self, function: Callable[..., Any], step: TimeStep, goal: Array) -> Any:
         """Returns what a function says of all steps with these goals, ``[T+1, B]``."""
         shape = step.step_type.shape
-
-        def flat(x: Array) -> Array:
-            return x.reshape((-1, *x.shape[2:]))
-
-        info = jax.tree.map(flat, dict(step.extras)) if isinstance(step.extras, Mapping) else {}
-        return function(flat(step.observation["achieved_goal"]), flat(goal), info).reshape(shape)
+        info = dict(step.extras) if isinstance(step.extras, Mapping) else {}
+        of_steps = step.observation["achieved_goal"], goal, info
+        return function(*merge_leading_dims(of_steps)).reshape(shape)
 
 
 def _loaded(name: str, hook: Hook) -> Callable[..., Any]:

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 from dm_env import specs
 
+from rlstack.specs import ACTION_MASK
 from rlstack.types import Array, EnvSpec, StepType, TimeStep
 
-ACTION_MASK = "action_mask"  # the entry of a dict observation that marks the legal actions
 COUNTER = "masks_without_choice"  # the name of their number in logs
 
 

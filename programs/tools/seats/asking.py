@@ -11,7 +11,7 @@ from rich.text import Text
 
 from rlstack.programs.build.policies.policy import Prediction
 from rlstack.programs.pictures.labels import ACTION, Labels, is_discrete
-from rlstack.specs.masks import ACTION_MASK
+from rlstack.specs import ACTION_MASK
 from rlstack.types import PyTree
 
 _MAX_LISTED = 12  # choices listed with their probabilities, the most likely first

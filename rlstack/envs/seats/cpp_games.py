@@ -29,8 +29,9 @@ from rlstack.checks import EnvError
 from rlstack.envs.adapters import changed_by_cast, too_wide
 from rlstack.envs.backend import PoolConfig
 from rlstack.envs.cpp import backend, library
-from rlstack.envs.seats.showing import ACTION_MASK, CRITIC_STATE, SEAT, SHOWN
+from rlstack.envs.seats.showing import SHOWN
 from rlstack.envs.values import start_of
+from rlstack.specs import ACTION_MASK, CRITIC_STATE, SEAT
 from rlstack.types import EnvSpec, PyTree, StepType, TimeStep
 
 _INFO, _PLAYERS = "info:", "players."

@@ -26,13 +26,9 @@ from dm_env import specs
 
 from rlstack.checks import EnvError
 from rlstack.envs.backend import Backend, PoolConfig
-from rlstack.envs.seats.showing import CRITIC_STATE
 from rlstack.envs.values import start_of, with_start
+from rlstack.specs import ALIVE, CRITIC_STATE, REWARDS
 from rlstack.types import Array, EnvSpec, PyTree, StepType, TimeStep
-
-# Entries of the extras. ALIVE is 1 for a seat whose game goes on for it: its action counts or,
-# where a time limit ends the game, its value.
-ALIVE, REWARDS = "alive", "rewards"
 
 
 def joint_spec(spec: EnvSpec, num_seats: int, name: str) -> EnvSpec:

@@ -18,10 +18,8 @@ from dm_env import specs
 
 from rlstack.envs.nest import Tree
 from rlstack.envs.seats.protocol import GameStep, GameWithState, SeatGame
+from rlstack.specs import ACTION_MASK, CRITIC_STATE, SEAT
 
-# As in rlstack.networks.torsos, which imports JAX and so cannot be imported here.
-ACTION_MASK, CRITIC_STATE = "action_mask", "critic_state"
-SEAT = "seat"
 CriticState = Literal["none", "joined", "game"]
 SHOWN: dict[str, Any] = {"seat_index": False, "critic_state": "none"}  # the options, by default
 JOINT = "joint"  # the option with which a row is a game, see `rlstack.envs.seats.joint`

@@ -25,7 +25,8 @@ import numpy as np
 from rlstack.checks import EnvError
 from rlstack.envs.nest import Nest, Tree
 from rlstack.envs.seats.game import EnvOfSeat, Seats, Table
-from rlstack.envs.seats.showing import ACTION_MASK, unwrapped
+from rlstack.envs.seats.showing import unwrapped
+from rlstack.specs import ACTION_MASK
 
 
 class Ending(NamedTuple):

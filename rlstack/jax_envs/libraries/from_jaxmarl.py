@@ -17,12 +17,12 @@ import jax.numpy as jnp
 from dm_env import specs
 
 from rlstack.checks import EnvError
-from rlstack.envs.seats.showing import ACTION_MASK
 from rlstack.jax_envs.game import GameOutcome
 from rlstack.jax_envs.libraries.from_gymnax import space_spec
 from rlstack.jax_envs.libraries.infos import with_infos, without_names
 from rlstack.jax_envs.libraries.limits import check_limit, check_version, not_installed
 from rlstack.references import did_you_mean
+from rlstack.specs import ACTION_MASK
 from rlstack.types import PRNGKey, PyTree
 
 _LIMIT = "max_steps"

@@ -8,10 +8,8 @@ import pytest
 from dm_env import specs
 
 from rlstack.envs import SyncEnv
-from rlstack.envs.seats import showing as names
 from rlstack.envs.seats.game import Seats
 from rlstack.envs.seats.showing import showing
-from rlstack.networks import torsos
 from tests.envs.seats.echo import Echo, EchoSeats, UnequalSeats
 
 pytestmark = pytest.mark.timeout(60)
@@ -62,11 +60,6 @@ def test_the_state_of_the_game_and_dicts_without_their_mask():
         seen = pool.reset().observation["critic_state"]
         assert [sorted(seen[seat]) for seat in ("0", "1")] == [["place"], ["place"]]
         assert [seen["1"]["place"][row][0] for row in range(2)] == [1, 1]
-
-
-def test_networks_know_the_entries_by_the_same_names():
-    assert names.ACTION_MASK == torsos.ACTION_MASK
-    assert names.CRITIC_STATE == torsos.CRITIC_STATE
 
 
 def test_without_these_options_a_game_is_itself():
