@@ -434,6 +434,7 @@ def _why_none(path: Path) -> str:
     """Returns why a path is no run's directory, and which one may be meant."""
     for depth in ("*", "*/*"):  # grids, populations and folders; then searches
         if runs := sorted(path.glob(f"{depth}/config.json")):
-            return f"it holds {len(runs)} of them. Name one, such as {runs[0].parent}."
+            first = RunDir(runs[0].parent).name
+            return f"it holds {len(runs)} of them. Name one, such as {first}."
     why = "it has no config.json" if path.is_dir() else "there is no such directory"
     return f"{why}. Runs are under runs/ unless --run-dir named another directory."

@@ -139,6 +139,9 @@ def fetch_below(folder: Path) -> None:
     Raises:
       StoreError: the store refuses it, or does not answer.
     """
+    fetch(folder)
+    if (folder / "config.json").is_file():  # it is a run, which needs no list
+        return
     if _is_due((folder, "*"), timing.STORE_LIST):
         with _as_it_was((folder, "*")):
             listed = set(_listed(_objects(folder), folder, "", _DEPTH))
