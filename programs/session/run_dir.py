@@ -155,9 +155,14 @@ class RunDir:
         return files.shown(self.path)
 
     @property
+    def is_stored(self) -> bool:
+        """Whether the directory is in an object store."""
+        return bool(files.url_of(self.path))
+
+    @property
     def _stored(self) -> ModuleType | None:
         """The module for a directory in an object store; None for all others."""
-        if not files.url_of(self.path):
+        if not self.is_stored:
             return None
         from rlstack.programs.session import stored
 

@@ -81,11 +81,10 @@ def create(study: Study, directory: str | Path | None = None) -> Path:
         word = "sweep"
     if directory is None:
         directory = new_directory(_ROOT, f"{base.preset}-{word}")
-    at = RunDir.at(directory)
-    if isinstance(scheduler, SearchConfig) and at.name != str(at.path):
+    if isinstance(scheduler, SearchConfig) and RunDir.at(directory).is_stored:
         raise RunDirError(
             "Study: the directory of a search must be on a file system, because its commands share "
-            f"a database there; got {at.name}. Grids and populations may be in object stores."
+            f"a database there; got {directory}. Grids and populations may be in object stores."
         )
     made = RunDir.create(directory, base.preset, base.seed)
     with made.claimed():
