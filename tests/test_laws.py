@@ -48,6 +48,7 @@ HEAVY = {
     "gymnax": r"rlstack/jax_envs/libraries/from_gymnax\.py",
     "jaxmarl": r"rlstack/jax_envs/libraries/from_jaxmarl\.py",
     "mctx": r"rlstack/families/planning\.py",
+    "obstore": r"rlstack/storage/objects\.py",
     "optuna": r"programs/study/optuna\.py",
     "ray": r"programs/program/launch/ray/\w+\.py",
     "tyro": r"programs/cli/\w+\.py",
@@ -305,6 +306,7 @@ def test_envpool_and_the_services_are_imported_lazily():
             "tensorflow",
             "orbax",
             "tensorboardX",
+            "obstore",
             "optuna",
             "ray",
         )

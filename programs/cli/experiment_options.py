@@ -15,6 +15,7 @@ from rlstack.programs.cli.options import UsageError, parse
 from rlstack.programs.config.encoding import from_json
 from rlstack.programs.config.experiment import Experiment, agents_of
 from rlstack.programs.config.presets import PRESETS, describe, preset
+from rlstack.programs.session.run_dir import fetched
 
 T = TypeVar("T")  # a dataclass; its first field is the experiment
 _FLAGS = ("--dry-run", "--submit")  # without a value they mean True
@@ -154,9 +155,10 @@ def _base(name: str, modules: tuple[str, ...]) -> Experiment:
         )
     if not name.endswith(".json"):
         return dataclasses.replace(preset(name), modules=modules)
-    if not Path(name).is_file():
+    path = fetched(Path(name).parent) / Path(name).name
+    if not path.is_file():
         raise ValueError(f"there is no file {name}. RUN_DIR/config.json is that of a run.")
-    experiment = from_json(Path(name).read_bytes(), name)
+    experiment = from_json(path.read_bytes(), name)
     return dataclasses.replace(experiment, modules=(*experiment.modules, *modules))
 
 

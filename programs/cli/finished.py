@@ -17,7 +17,7 @@ import tyro
 from rlstack.programs.cli import env_options
 from rlstack.programs.cli.options import UsageError, parse
 from rlstack.programs.config.env_config import Option
-from rlstack.programs.session.run_dir import RunDir
+from rlstack.programs.session.run_dir import RunDir, fetched
 from rlstack.programs.session.signals import Interrupted
 from rlstack.programs.tools.report import By, Pictures
 
@@ -105,7 +105,7 @@ def diff(args: list[str]) -> int:
     from rlstack.programs.run import compare
 
     found = compare.compare(chosen.left, chosen.right)
-    rows = [compare.Row("", chosen.left, chosen.right)]
+    rows = [compare.Row("", RunDir(chosen.left).name, RunDir(chosen.right).name)]
     rows += found.config or [compare.Row("the configs are equal", "", "")]
     rows += [compare.Row("", "", ""), *found.results]
     shown = [tuple("-" if cell is None else str(cell) for cell in row) for row in rows]
@@ -158,7 +158,7 @@ def report(args: list[str]) -> int:
 
     if not chosen.run_dirs:
         raise UsageError("directories of runs must be given, such as runs (rlstack report --help)")
-    named = reports.named(chosen.run_dirs)
+    named = reports.named([fetched(path) for path in chosen.run_dirs])
     unfinished = [Unfinished(name, *one) for name, path in named for one in study.unfinished(path)]
     made = reports.make(
         [(name, study.find(path)) for name, path in named],

@@ -20,7 +20,7 @@ from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.config.stop_config import StopConfig
 from rlstack.programs.session import run_config
 from rlstack.programs.session.result import Result
-from rlstack.programs.session.run_dir import RunDir
+from rlstack.programs.session.run_dir import RunDir, fetched
 from rlstack.programs.study.study import PbtConfig, Study, is_study
 from rlstack.references import Hook, name_of
 
@@ -213,6 +213,7 @@ def _resume(args: Sequence[str]) -> int:
         ),
         Path(),
     )
+    path = fetched(path)
     before = _ResumeOptions(path)
     if RunDir(path).config.is_file() and not is_study(path):
         experiment = run_config.read_config(RunDir(path), several=True)
@@ -222,11 +223,11 @@ def _resume(args: Sequence[str]) -> int:
     budgets = {name: getattr(chosen, name) for name in run_config.BUDGETS}
     given = {name: value for name, value in budgets.items() if value is not None}
     changes = _changes(before, chosen)
-    if not is_study(chosen.resume):
-        RunDir.open(chosen.resume)
+    if not is_study(path):
+        RunDir.open(path)
         from rlstack.programs.run import train
 
-        return _print_result(train.resume(chosen.resume, **budgets, changes=changes))
+        return _print_result(train.resume(path, **budgets, changes=changes))
     if changes:
         raise UsageError(
             f"{', '.join(changes)} must stay in a study, whose runs have the same options; it may "
@@ -234,7 +235,7 @@ def _resume(args: Sequence[str]) -> int:
         )
     from rlstack.programs.study import train as studies
 
-    studies.resume(chosen.resume, given, jobs=chosen.jobs)
+    studies.resume(path, given, jobs=chosen.jobs)
     return 0
 
 

@@ -94,8 +94,8 @@ def _started(experiment: Experiment, directory: RunDir) -> Iterator[_Launch]:
       else 0.
     """
     program = experiment.program
-    # Hosts of a cluster share the run directory; elsewhere keys are not where results are.
-    where = str(directory.path) if program.launch == "ray" else ""
+    # Hosts of a cluster share a run directory on disk; elsewhere keys are not where results are.
+    where = str(directory.path) if program.launch == "ray" and not directory.is_stored else ""
     with transports.chosen(transport_name(program), where):
         if program.launch == "threads":
             from rlstack.programs.program.launch.threads import run_threads

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -99,7 +98,7 @@ def plan(experiment: Experiment, run_dir: str | os.PathLike[str] | None = None) 
     check_opponents(experiment)
     devices = check_devices(experiment)
     check_videos(experiment)
-    directory = RunDir(Path(run_dir or f"runs/{experiment.preset}-s{experiment.seed}").absolute())
+    directory = RunDir.at(run_dir or f"runs/{experiment.preset}-s{experiment.seed}")
     if run_dir is None:
         check_writable(directory.path.parent)
     else:
@@ -125,7 +124,7 @@ def plan(experiment: Experiment, run_dir: str | os.PathLike[str] | None = None) 
         replay,
         params,
         params + learner_state + saved,
-        f"{directory.path}{'' if run_dir else '-DATE-TIME'}",
+        f"{directory.name}{'' if run_dir else '-DATE-TIME'}",
         tuple(_files(experiment)),
     )
 

@@ -242,7 +242,7 @@ class RunSession:
     def _how_to_go_on(self) -> str:
         return (
             f"\nThe run is saved at frame {self._loop.env_frames:,}. To continue it: rlstack train "
-            f"--resume {self._directory.path}"
+            f"--resume {self._directory.name}"
         )
 
     def _save(self, frames: int) -> None:

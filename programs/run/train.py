@@ -72,7 +72,8 @@ def run(
 
     Args:
       experiment: what to run.
-      run_dir: an empty or new directory; by default a new one under ``runs/``.
+      run_dir: an empty or new directory, or the URL of one in an object store, such as
+        ``s3://bucket/runs/one``; by default a new directory under ``runs/``.
       callbacks: objects with methods of `rlstack.programs.session.callbacks.Callback`; this process
         calls them.
       loggers: further loggers, in addition to those of the experiment.
@@ -159,7 +160,7 @@ def _check(experiment: Experiment) -> None:
 def new_run(experiment: Experiment, run_dir: str | Path | None = None) -> Iterator[Opened]:
     """Makes the directory of a new run and claims it; arguments and errors are those of `run`."""
     if run_dir is not None:
-        RunDir(Path(run_dir).absolute()).check_free()
+        RunDir.at(run_dir).check_free()
     experiment = checked(experiment)
     created = RunDir.create(run_dir, experiment.preset, experiment.seed)
     with created.claimed() as directory:
@@ -213,7 +214,7 @@ def resume(
         _log.warning(
             "%s has finished after %d frames, %d updates and %.2f hours (%s), and stays as it "
             "is. Give more --%s to go on.",
-            opened.directory.path,
+            opened.directory.name,
             result.env_frames,
             result.learner_steps,
             result.wall_seconds / 3600,
@@ -266,7 +267,8 @@ def rerun(dump_dir: str | Path) -> Logs:
     Raises:
       ValueError: the directory holds no such update.
     """
-    path = Path(dump_dir)
+    path = RunDir.at(dump_dir).path
+    RunDir(path.parent).fetch(path.name)
     failed_update.check(path)
     config = read_config(RunDir.open(path.parent), several=True)
     saved = failed_update.load(path)

@@ -19,6 +19,9 @@ dump-N/          the inputs of update N, if it gave NaN
 trackers.json    the ids of the run in experiment trackers
 .lock            the command that writes to the directory (rlstack.programs.session.run_lock)
 ```
+
+A directory in an object store has a copy on this machine, whose paths these are; see
+`rlstack.programs.session.stored`.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from rlstack.programs.session.run_lock import Claim, ClaimLostError, RunLock
@@ -68,8 +72,8 @@ class RunDir:
         """Creates the directory of a new run and checks that it can be written.
 
         Args:
-          path: the directory, new or empty; None for a new one under `root`, named
-            PRESET-sSEED-DATE-TIME.
+          path: the directory, new or empty, or the URL of one in an object store; None for a new
+            one under `root`, named PRESET-sSEED-DATE-TIME.
           preset: the name of the experiment.
           seed: the seed of the experiment.
           root: the parent of directories without a given path.
@@ -77,20 +81,22 @@ class RunDir:
         Raises:
           RunDirError: the directory cannot be written, or is not empty.
         """
-        _check_name(Path(path or root))
+        _check_name(files.local(path or root))
         made = (
-            new_directory(Path(root), f"{preset or 'run'}-s{seed}") if path is None else Path(path)
+            new_directory(Path(root), f"{preset or 'run'}-s{seed}")
+            if path is None
+            else files.local(path)
         )
+        found = cls(made.absolute())
         try:
             made.mkdir(parents=True, exist_ok=True)
+            found.check_new()
             holds = _held(made)
             if not holds:
                 with tempfile.TemporaryFile(dir=made) as probe:
                     probe.write(b"probe")
         except OSError as error:
             raise _not_writable(made, error.strerror or error) from error
-        found = cls(made.absolute())
-        found.check_new()
         _check_empty(made, holds)
         return found
 
@@ -113,25 +119,70 @@ class RunDir:
         Raises:
           RunDirError: the directory holds a run.
         """
-        if self.config.exists():
+        stored = self._stored if self.claim is None else None
+        if (stored is not None and stored.holds_run(self.path)) or self.config.exists():
             raise RunDirError(
-                f"RunDir.create: {self.path} must be new or empty; it holds a run already. "
-                f"Continue that run with --resume {self.path}, or choose another --run-dir."
+                f"RunDir.create: {self.name} must be new or empty; it holds a run already. "
+                f"Continue that run with --resume {self.name}, or choose another --run-dir."
             )
+
+    @classmethod
+    def at(cls, path: str | os.PathLike[str]) -> RunDir:
+        """Returns a directory by its path or its URL; nothing is read."""
+        return cls(files.local(path).absolute())
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunDir:
         """Returns the directory of an existing run.
 
+        Args:
+          path: the directory, or the URL of one in an object store.
+
         Raises:
           RunDirError: `path` holds no run.
         """
-        found = cls(Path(path).absolute())
+        found = cls.at(path)
+        found.fetch()
         if not found.config.is_file():
             raise RunDirError(
-                f"RunDir.open: {path} must be the directory of a run; {_why_none(Path(path))}"
+                f"RunDir.open: {found.name} must be the directory of a run; {_why_none(found.path)}"
             )
         return found
+
+    @property
+    def name(self) -> str:
+        """The path, or the URL of a directory in an object store."""
+        return files.shown(self.path)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the directory is in an object store."""
+        return bool(files.url_of(self.path))
+
+    @property
+    def _stored(self) -> ModuleType | None:
+        """The module for a directory in an object store; None for all others."""
+        if not self.is_stored:
+            return None
+        from rlstack.programs.session import stored
+
+        return stored
+
+    def fetch(self, part: str = "") -> None:
+        """Brings the copy of a directory in an object store up to date; does nothing for others.
+
+        Args:
+          part: a folder in it; "" for the files that are in none.
+
+        Raises:
+          rlstack.storage.objects.StoreError: the store refuses it, or does not answer.
+        """
+        if self.claim is None and (stored := self._stored) is not None:
+            stored.fetch(self.path, part)
+
+    def _part(self, name: str) -> Path:
+        self.fetch(name)
+        return self.path / name
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[RunDir]:
@@ -140,6 +191,7 @@ class RunDir:
         Raises:
           RunLockedError: another command writes to the directory.
           RunDirError: the directory cannot be written.
+          rlstack.storage.objects.StoreError: its store refuses it, or does not answer.
         """
         _check_name(self.path)
         try:
@@ -150,7 +202,9 @@ class RunDir:
                 f"{error.strerror or error}. Free space there (df) or make it writable."
             ) from error
         try:
-            yield dataclasses.replace(self, claim=lock.claim)
+            stored = self._stored
+            with stored.written(self.path, lock) if stored else contextlib.nullcontext():
+                yield dataclasses.replace(self, claim=lock.claim)
         finally:
             lock.release()
 
@@ -186,22 +240,22 @@ class RunDir:
     @property
     def tensorboard(self) -> Path:
         """The directory of TensorBoard's event files."""
-        return self.path / "tensorboard"
+        return self._part("tensorboard")
 
     @property
     def checkpoints(self) -> Path:
         """The directory that `rlstack.storage.checkpoint` writes to."""
-        return self.path / "checkpoints"
+        return self._part("checkpoints")
 
     @property
     def best(self) -> Path:
         """The directory of the one checkpoint with the best return in an evaluation."""
-        return self.checkpoints / "best"
+        return self._part("checkpoints/best")
 
     @property
     def parts(self) -> Path:
         """The directory where learners of several policies pass parts of a checkpoint."""
-        return self.checkpoints / "parts"
+        return self.path / "checkpoints" / "parts"
 
     @property
     def failures(self) -> Path:
@@ -211,22 +265,22 @@ class RunDir:
     @property
     def node_logs(self) -> Path:
         """The directory of the nodes' output."""
-        return self.path / "logs"
+        return self._part("logs")
 
     @property
     def profile(self) -> Path:
         """The directory of what nodes measured with ``--profile``, and of their traces."""
-        return self.path / "profile"
+        return self._part("profile")
 
     @property
     def replay(self) -> Path:
         """The directory of the replay service's checkpoints."""
-        return self.path / "replay"
+        return self._part("replay")
 
     @property
     def videos(self) -> Path:
         """The directory of the videos of evaluations."""
-        return self.path / "videos"
+        return self._part("videos")
 
     @property
     def result(self) -> Path:
@@ -255,7 +309,7 @@ class RunDir:
         own = (self.config, self.metrics, self.tensorboard)
         others = {path.name for path in self.path.iterdir()} - {path.name for path in own}
         has_metrics = self.metrics.exists() and self.metrics.stat().st_size > 0
-        if not has_metrics and others <= {".lock"}:
+        if not has_metrics and all(name.startswith((".lock", ".store")) for name in others):
             self.metrics.unlink(missing_ok=True)
             shutil.rmtree(self.tensorboard, ignore_errors=True)
             self.config.unlink(missing_ok=True)
@@ -281,6 +335,20 @@ class RunDir:
                 f"{path} could not be written: {error.strerror}. Free space there (df) or make it "
                 "writable, or choose another --run-dir",
             ) from error
+
+
+def fetched(path: Path) -> Path:
+    """Returns a folder of runs; that of a URL is a copy, with all runs in it up to date.
+
+    Raises:
+      rlstack.storage.objects.StoreError: the store refuses it, or does not answer.
+    """
+    path = files.local(path)
+    if files.url_of(path):
+        from rlstack.programs.session import stored
+
+        stored.fetch_below(path)
+    return path
 
 
 def option_values(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -348,7 +416,8 @@ def _check_name(path: Path) -> None:
 
 def _held(path: Path) -> list[str]:
     """Returns the names of a directory's entries, except the lock."""
-    return sorted(child.name for child in path.iterdir() if child.name != ".lock")
+    own = (".lock", ".store")  # the second one with its endings
+    return sorted(child.name for child in path.iterdir() if not child.name.startswith(own))
 
 
 def _check_empty(path: Path, holds: Sequence[str]) -> None:
@@ -370,6 +439,7 @@ def _why_none(path: Path) -> str:
     """Returns why a path is no run's directory, and which one may be meant."""
     for depth in ("*", "*/*"):  # grids, populations and folders; then searches
         if runs := sorted(path.glob(f"{depth}/config.json")):
-            return f"it holds {len(runs)} of them. Name one, such as {runs[0].parent}."
+            first = RunDir(runs[0].parent).name
+            return f"it holds {len(runs)} of them. Name one, such as {first}."
     why = "it has no config.json" if path.is_dir() else "there is no such directory"
     return f"{why}. Runs are under runs/ unless --run-dir named another directory."

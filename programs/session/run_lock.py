@@ -22,6 +22,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,7 +56,7 @@ class Claim(NamedTuple):
         """
         holder = _read(self.path)
         if holder.get("token") != self.token:
-            why = f"{_describe(holder)} has taken it over" if holder else "its .lock is gone"
+            why = f"{describe(holder)} has taken it over" if holder else "its .lock is gone"
             raise ClaimLostError(
                 errno.EBUSY,
                 f"this command must not write to the run directory any more: {why}",
@@ -80,12 +81,14 @@ def holder_of(directory: Path) -> Holder | None:
     found = _read(path) if path.exists() else {}
     if "pid" not in found:
         return None
-    alive = _start_of(found["pid"]) == found.get("started")
-    return Holder(
-        str(found.get("host", "")),
-        int(found["pid"]),
-        alive if found.get("machine") == _machine() else None,
-    )
+    return Holder(str(found.get("host", "")), int(found["pid"]), is_alive(found))
+
+
+def is_alive(holder: Mapping[str, Any]) -> bool | None:
+    """Whether the process that a lock names still runs; None on another machine."""
+    if holder.get("machine") != _machine():
+        return None
+    return _start_of(holder["pid"]) == holder.get("started")
 
 
 class RunLock:
@@ -122,14 +125,18 @@ class RunLock:
                 raise
             self._take_lease()
         else:
-            _write(path, self._content())
+            self.hold()
+
+    def hold(self) -> None:
+        """Writes the name of this command to the lock's file."""
+        write(self.claim.path, self.content())
 
     def _take_lease(self) -> None:
         path = self.claim.path
         holder = _read(path)
         if _is_held(path, holder):
             raise _locked(path, holder)
-        _write(path, self._content(beat=0))
+        write(path, self.content(beat=0))
         time.sleep(_SETTLE)
         if (holder := _read(path)).get("token") != self.claim.token:
             raise _locked(path, holder)
@@ -144,9 +151,10 @@ class RunLock:
                 if _read(self.claim.path).get("token") != self.claim.token:
                     return
                 beat += 1
-                _write(self.claim.path, self._content(beat=beat))
+                write(self.claim.path, self.content(beat=beat))
 
-    def _content(self, **others: int) -> dict[str, Any]:
+    def content(self, **others: int) -> dict[str, Any]:
+        """Returns what the lock's file says of this command."""
         pid = os.getpid()
         return {
             "host": socket.gethostname(),
@@ -167,7 +175,7 @@ class RunLock:
             self._thread.join()
         with contextlib.suppress(OSError):  # a full disk: the kernel's lock ends below anyway
             if _read(self.claim.path).get("token") == self.claim.token:
-                _write(self.claim.path, {"token": self.claim.token})
+                write(self.claim.path, {"token": self.claim.token})
         os.close(self._handle)
 
 
@@ -175,8 +183,8 @@ def _is_held(path: Path, holder: dict[str, Any]) -> bool:
     """Whether the process named in a lease is alive; may wait for the lease to be renewed."""
     if "pid" not in holder:
         return False
-    if holder.get("machine") == _machine():
-        return _start_of(holder["pid"]) == holder.get("started")
+    if (alive := is_alive(holder)) is not None:
+        return alive
     until = time.monotonic() + _LEASE
     while time.monotonic() < until:
         time.sleep(_BEAT / 4)
@@ -187,12 +195,13 @@ def _is_held(path: Path, holder: dict[str, Any]) -> bool:
 
 def _locked(path: Path, holder: dict[str, Any]) -> RunLockedError:
     return RunLockedError(
-        f"RunDir: only one command at a time may write to {path.parent}; {_describe(holder)} does. "
+        f"RunDir: only one command at a time may write to {path.parent}; {describe(holder)} does. "
         "Wait until it ends, or stop it."
     )
 
 
-def _describe(holder: dict[str, Any]) -> str:
+def describe(holder: Mapping[str, Any]) -> str:
+    """Returns the command that a lock names, in words."""
     if "pid" not in holder:
         return "another command"
     return f"process {holder['pid']} on host {holder['host']} ({holder.get('command', '')})"
@@ -227,8 +236,8 @@ def _read(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
-    """Writes in place, because the kernel's lock belongs to this very file."""
+def write(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes a lock's file in place, because the kernel's lock belongs to this very file."""
     text = json.dumps(content)
     # Padded with blanks, so that a full disk never needs another block and no old end remains.
     padded = text.ljust(1000).encode() + b"\n"

@@ -158,6 +158,23 @@ RAY_CAUSE = 3.0
 # A host that stopped answering gets no new nodes for this long.
 RAY_AVOID_HOST = 60.0
 
+# Object stores.
+
+# Between two looks at the run directory for what the store lacks. A look with changes makes two
+# requests that cost money, and readers see the run with this delay.
+STORE_PERIOD = 10.0
+# A command on another host is taken for dead when its lease has not changed for this long: six
+# periods, or the time of eight pieces of a file on a slow link.
+STORE_LEASE = 60.0
+# A request is repeated for this long; then readers fail, and a run goes on without the store...
+STORE_ANSWER = 20.0
+# ...for this long by default. Longer outages of stores are rare, and the disk may fill up.
+STORE_AWAY = 600.0
+# A reader does not look again before: top and dashboard look every two seconds.
+STORE_READ = 2.0
+# The same for lists of all runs, which need a request for each folder.
+STORE_LIST = 15.0
+
 assert PHASE_POLL < REPORT_PERIOD
 assert 4 * REPORT_PERIOD < COORDINATOR_LINGER < COORDINATOR_LOST
 assert ROUND_WAIT <= REPORT_PERIOD and NEXT_PARAMS < SHARED_PARAMS < PARAMS_PULL
@@ -177,4 +194,6 @@ assert BARRIER_CALL + REPORT_PERIOD < GRACE_TO_SAVE
 # A process that ends others waits longer than they take to end.
 assert GRACE < INTERRUPTED_WITHOUT_STATE < GRACE_TO_SAVE
 assert REPLAY_LINGER < GRACE_TO_SAVE < RAY_GRACE < NODES_NOTICE < INTERRUPTED
+assert 5 * STORE_PERIOD < STORE_LEASE < STORE_AWAY
+assert STORE_ANSWER < STORE_LEASE
 assert ASK_COORDINATOR < INTERRUPTED_WITHOUT_STATE

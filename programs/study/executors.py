@@ -109,7 +109,9 @@ def _in_processes(
         return True
 
     for name, failure in processes.run(work.jobs, start_next):
-        result = None if failure else read_result(RunDir(work.root / name))
+        directory = RunDir(work.root / name)
+        directory.fetch()
+        result = None if failure else read_result(directory)
         yield by_name[name].ended(result or failure or "it left no result")
 
 

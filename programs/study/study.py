@@ -272,6 +272,7 @@ def read(directory: str | Path) -> Study:
     Raises:
       RunDirError: the directory holds no study, or its file is damaged.
     """
+    RunDir(Path(directory)).fetch()
     path = _file_of(Path(directory))
     with reading(path):
         tree = files.read_json(path)

@@ -12,7 +12,7 @@ from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.run import train as single
 from rlstack.programs.session.display import lasting
 from rlstack.programs.session.result import Result
-from rlstack.programs.session.run_dir import RunDir, new_directory
+from rlstack.programs.session.run_dir import RunDir, RunDirError, new_directory
 from rlstack.programs.study import executors, optuna, pbt, report
 from rlstack.programs.study.executors import Work
 from rlstack.programs.study.processes import Launch
@@ -60,7 +60,11 @@ def run(
     _check_jobs(jobs)
     if work.is_here and not isinstance(study.scheduler, SearchConfig):
         _check(_experiments(study))
-    return _train(work._replace(root=create(study, directory)), {})
+    work = work._replace(root=create(study, directory))
+    if isinstance(study.scheduler, SearchConfig):  # which other commands may join
+        return _train(work, {})
+    with RunDir(work.root).claimed():
+        return _train(work, {})
 
 
 def create(study: Study, directory: str | Path | None = None) -> Path:
@@ -77,6 +81,11 @@ def create(study: Study, directory: str | Path | None = None) -> Path:
         word = "sweep"
     if directory is None:
         directory = new_directory(_ROOT, f"{base.preset}-{word}")
+    if isinstance(scheduler, SearchConfig) and RunDir.at(directory).is_stored:
+        raise RunDirError(
+            "Study: the directory of a search must be on a file system, because its commands share "
+            f"a database there; got {directory}. Grids and populations may be in object stores."
+        )
     made = RunDir.create(directory, base.preset, base.seed)
     with made.claimed():
         if isinstance(scheduler, SearchConfig):

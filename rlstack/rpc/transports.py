@@ -116,6 +116,21 @@ def variables() -> dict[str, str]:
     return {name: os.environ[name] for name in _VARIABLES if name in os.environ}
 
 
+def secrets() -> bytes:
+    """Returns the keys that a process on a host without this file system needs, for `adopt`."""
+    if os.environ.get(_VARIABLE) != "zmq":
+        return b""
+    keys: Any = _load("rlstack.rpc.zmq.keys", "zmq")
+    return bytes(keys.current().text())
+
+
+def adopt(found: bytes) -> None:
+    """Takes the keys that `secrets` returned on another host."""
+    if found:
+        keys: Any = _load("rlstack.rpc.zmq.keys", "zmq")
+        keys.adopt(found)
+
+
 @contextlib.contextmanager
 def chosen(transport: str, where: str = "") -> Iterator[None]:
     """Sets the transport of this process, and of the processes that it starts in the body.

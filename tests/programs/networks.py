@@ -100,7 +100,7 @@ def ray_on(hosts):
                         start_new_session=True,
                     )
                 )
-            _wait_until_up(f"{folder}-{host.name}.log", started[-1])
+            wait_until_up(f"{folder}-{host.name}.log", started[-1])
         yield address
     finally:
         _end(started)
@@ -110,7 +110,7 @@ def ray_on(hosts):
                 os.unlink(f"{folder}-{host.name}.log")
 
 
-def _wait_until_up(log, process, timeout=60.0):
+def wait_until_up(log, process, timeout=60.0):
     until = time.monotonic() + timeout
     while "Ray runtime started" not in (said := Path(log).read_text()):
         assert process.poll() is None, said

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlstack.math.intervals import Band
-from rlstack.programs.session.run_dir import RunDir, RunDirError, option_values
+from rlstack.programs.session.run_dir import RunDir, RunDirError, fetched, option_values
 from rlstack.programs.tools.charts import Curve, Lines, curves_figure
 from rlstack.programs.tools.status import processes
 from rlstack.programs.tools.status.curves import Curves
@@ -61,6 +61,7 @@ class Dashboard:
         """
         if limit < 1:
             raise ValueError(f"--limit must be at least 1; got {limit}")
+        root = fetched(root)
         if not root.is_dir():
             raise RunDirError(
                 f"{root} must be the directory of a run or a study, or a folder that holds "
@@ -191,7 +192,7 @@ class Dashboard:
         found = processes.find()
         settings = _settings(statuses)
         return {
-            "directory": str(self._root),
+            "directory": RunDir(self._root).name,
             "hidden": len(paths) - len(shown),
             "runs": [
                 self._run(status, options, found.get(str(status.path), {}))

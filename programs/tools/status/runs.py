@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from rlstack.programs.program.failures import cause, read_failures
 from rlstack.programs.session.result import Result, read_result
-from rlstack.programs.session.run_dir import RunDir
+from rlstack.programs.session.run_dir import RunDir, fetched
 from rlstack.programs.session.run_lock import Holder, holder_of
 from rlstack.programs.tools.status.curves import Curves
 from rlstack.storage import files, jsonl
@@ -229,6 +229,7 @@ def find_runs(path: Path, depth: int = _DEPTH) -> list[Path]:
 
     Links are followed, and each directory is looked at once: a link may lead to a folder above it.
     """
+    path = fetched(path)
     found, seen = [], set[tuple[int, int]]()
     waiting = [(False, 0, path)]  # the least is next: links last, since processes name real paths
     while waiting:

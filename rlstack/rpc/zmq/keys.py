@@ -7,7 +7,7 @@ clients that have that of the second. All nodes of a program are equals, so each
 The process that runs a program makes the keys (`made`). The others read them from a file that only
 their user can read, in a folder of its own. An environment variable has the file's path. The keys
 themselves are in no command line, environment, log, config or pickle, and the file is removed when
-the program ends.
+the program ends. A host that does not see the file gets them from the launcher (`adopt`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import zmq
 VARIABLE = "RLSTACK_KEYS"  # environment variable with the path of the file
 _PREFIX = "rlstack-keys-"
 _FILE = "keys"
+_adopted: Keys | None = None
 
 
 class Keys:
@@ -88,6 +89,12 @@ def made(where: str = "") -> Iterator[str]:
             os.environ[VARIABLE] = before
 
 
+def adopt(text: bytes) -> None:
+    """Takes the keys of a program, as `Keys.text` returned them, whose file is on another host."""
+    global _adopted
+    _adopted = Keys(text)
+
+
 def current() -> Keys:
     """Returns the keys of this process's program.
 
@@ -95,6 +102,8 @@ def current() -> Keys:
       PermissionError: others than this user can read the file, or it belongs to another user.
       ValueError: this process has no keys.
     """
+    if _adopted is not None:
+        return _adopted
     path = os.environ.get(VARIABLE)
     if not path:
         raise ValueError(

@@ -21,6 +21,7 @@ from rlstack.programs.program.supervisor import End, RestartPolicy
 from rlstack.programs.session import timing
 from rlstack.rpc import transports, versions
 
+_WRITERS = ("learner", "replay", "coordinator", "evaluator")  # groups that write to the directory
 PLACING, RUNNING, ENDED, PAUSED = "placing", "running", "ended", "paused"
 
 
@@ -77,6 +78,10 @@ class RayNodes:
         self._ray, self._setup, self._token_file = ray, setup, token_file
         self._cfg = setup.experiment.program.ray
         self._token = token_file.read_text()
+        self._sent: tuple[str, bytes] | None = None
+        if setup.directory.is_stored:
+            self._sent = self._token, transports.secrets()
+        self._here = str(ray.get_runtime_context().get_node_id())
         self._avoided: dict[str, float] = {}  # host -> time until which it is avoided
         self.addresses: dict[str, str] = {}
         self._program = Program(graph.nodes, setup, self.addresses)
@@ -89,6 +94,18 @@ class RayNodes:
         """Returns a node."""
         return next(node for node in self.all if node.name == name)
 
+    def waves(self) -> list[list[RayNode]]:
+        """Returns the nodes in the order in which they are placed.
+
+        A leader's host must be known before its followers', and what must be on this host comes
+        before what could fill it.
+        """
+
+        def wave(node: RayNode) -> int:
+            return 0 if self._is_here(node) else 1 + bool(self._cfg.host_group(node.group))
+
+        return [[node for node in self.all if wave(node) == number] for number in range(3)]
+
     def place(self, node: RayNode, where: Any) -> None:
         """Asks Ray for a process for the node; `answers` later returns its `Placement`."""
         reserved = cluster.reserved(self._cfg, node.group)
@@ -97,17 +114,23 @@ class RayNodes:
         ports = int(node.definition.kind != "worker")
         interface = self._setup.experiment.program.interface
         node.call = node.runner.prepare.remote(
-            str(self._token_file), ports, interface, transports.variables()
+            str(self._token_file), ports, interface, transports.variables(), self._sent
         )
         node.enter(PLACING)
         node.started = False
 
     def first_place(self, node: RayNode) -> Any:
         """Returns Ray's strategy for a node at the start."""
+        if self._is_here(node):
+            return cluster.on_host(self._ray, self._here, soft=False)
         leader = self._leader(node)
         if leader is None or leader.placement is None:
             return "SPREAD"
         return cluster.on_host(self._ray, leader.placement.node_id, soft=False)
+
+    def _is_here(self, node: RayNode) -> bool:
+        """Whether a node writes to the copy of a run directory in an object store."""
+        return self._sent is not None and node.group in _WRITERS
 
     def _leader(self, node: RayNode) -> RayNode | None:
         group = self._cfg.host_group(node.group)
@@ -116,6 +139,8 @@ class RayNodes:
 
     def next_place(self, node: RayNode) -> Any:
         """Returns Ray's strategy for a lost node: the host with the fewest nodes of the program."""
+        if self._is_here(node):
+            return cluster.on_host(self._ray, self._here, soft=False)
         now = time.monotonic()
         fit = [host for host in self._fitting_hosts(node) if self._avoided.get(host, 0.0) < now]
         if not fit:

@@ -135,8 +135,7 @@ class _RayProgram:
     def _place_all(self) -> bool:
         """Places all nodes, then starts all; returns False if a signal came first."""
         cfg, nodes = self._setup.experiment.program.ray, self._nodes
-        for follows in (False, True):  # a leader's host must be known before its followers'
-            wave = [node for node in nodes.all if bool(cfg.host_group(node.group)) == follows]
+        for wave in nodes.waves():
             for node in wave:
                 node.incarnation = self._incarnations[node.name]
                 nodes.place(node, nodes.first_place(node))

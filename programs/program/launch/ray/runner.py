@@ -34,7 +34,12 @@ class NodeRunner:
         self._end = End(ordered=True)
 
     def prepare(
-        self, token_file: str, num_ports: int, interface: str, variables: Mapping[str, str]
+        self,
+        token_file: str,
+        num_ports: int,
+        interface: str,
+        variables: Mapping[str, str],
+        sent: tuple[str, bytes] | None = None,
     ) -> Placement:
         """Returns where this process runs and which ports are free.
 
@@ -43,6 +48,8 @@ class NodeRunner:
           num_ports: number of ports that the node will listen on.
           interface: this host's interface by which others reach the node; empty for Ray's own.
           variables: environment variables of the program's transport.
+          sent: for a run directory in an object store, which this host need not see: the contents
+            of the token file, and the secrets of the transport.
         """
         os.environ.update(variables)
         import ray
@@ -50,13 +57,16 @@ class NodeRunner:
         from rlstack.programs.session import module_path
 
         module_path.arrange()  # Ray puts the directory of the command first
-        from rlstack.rpc import versions
+        from rlstack.rpc import transports, versions
         from rlstack.rpc.socket_filter import ALL_ADDRESSES, address_of
 
         try:
             token = Path(token_file).read_text()
         except OSError as error:
             token = f"({error.strerror})"
+            if sent is not None:
+                token, secrets = sent
+                transports.adopt(secrets)
         address = ray.util.get_node_ip_address()
         if interface not in ("", ALL_ADDRESSES):
             address = address_of(interface)
