@@ -17,7 +17,7 @@ from rlstack.programs.config.experiment import Experiment, agents_of
 from rlstack.programs.config.presets import PRESETS, describe, preset
 
 T = TypeVar("T")  # a dataclass; its first field is the experiment
-_FLAGS = ("--dry-run", "--submit")  # without a value they mean True
+_FLAGS = ("--auto-resume", "--dry-run", "--submit")  # without a value they mean True
 _MOST_SEEDS = 1000  # that a single number means; a larger one is a seed
 
 

@@ -95,9 +95,13 @@ class RayNodes:
         cls = self._ray.remote(NodeRunner).options(**reserved, scheduling_strategy=where)
         node.runner = cls.remote()
         ports = int(node.definition.kind != "worker")
-        interface = self._setup.experiment.program.interface
+        program = self._setup.experiment.program
         node.call = node.runner.prepare.remote(
-            str(self._token_file), ports, interface, transports.variables()
+            str(self._token_file),
+            ports,
+            program.interface,
+            transports.variables(),
+            program.port_range,
         )
         node.enter(PLACING)
         node.started = False
