@@ -49,7 +49,7 @@ _WAIT = "wait_seconds"
 
 _OfNode = tuple[str, str, str, Callable[[Node], float | None]]
 _OF_NODES: tuple[_OfNode, ...] = (
-    ("gauge", "node_up", "1 if a node reports, 0 if it is silent.", lambda n: n.up),
+    ("gauge", "node_up", "1 if a node reports, 0 if it is silent or has ended.", lambda n: n.up),
     ("counter", "node_restarts_total", "Restarts of a node.", lambda n: n.restarts),
     (
         "gauge",
@@ -100,8 +100,8 @@ def as_text(found: Figures) -> str:
         [(labels, process.cpu_seconds) for labels, process in here],
     )
     if not math.isnan(found.logged):
-        newest = [({}, found.logged)]
-        text.metric("gauge", "last_log_timestamp_seconds", "When logs were written.", newest)
+        when = found.logged
+        text.metric("gauge", "last_log_timestamp_seconds", "When logs were written.", [({}, when)])
     others = [({"name": name}, value) for name, value in sorted(rest.items())]
     text.metric("gauge", "log", "The newest value of every other log.", others)
     return "".join(text.lines)

@@ -17,7 +17,7 @@ _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 class Hosts(NamedTuple):
     """Several equal hosts."""
 
-    count: int
+    number: int
     cpus: int
     gpus: int
     memory_gb: int
@@ -36,7 +36,7 @@ class Job(NamedTuple):
     @property
     def num_hosts(self) -> int:
         """The number of all hosts."""
-        return self.learners.count + (self.actors.count if self.actors else 0)
+        return self.learners.number + (self.actors.number if self.actors else 0)
 
     @property
     def metrics_port(self) -> int:

@@ -55,7 +55,7 @@ def text(job: Job, options: JobSetOptions) -> str:
 
 def _names(job: Job, group: str, hosts: Hosts) -> str:
     """Returns the names that the headless service gives to the pods of a group, as a list."""
-    return f"{job.name}-{group}-0-[0-{hosts.count - 1}].{job.name}"
+    return f"{job.name}-{group}-0-[0-{hosts.number - 1}].{job.name}"
 
 
 def _job(job: Job, options: JobSetOptions, group: str, hosts: Hosts, command: list[str]) -> Tree:
@@ -66,8 +66,8 @@ def _job(job: Job, options: JobSetOptions, group: str, hosts: Hosts, command: li
     }
     spec: Tree = {
         "completionMode": "Indexed",
-        "completions": hosts.count,
-        "parallelism": hosts.count,
+        "completions": hosts.number,
+        "parallelism": hosts.number,
         "backoffLimit": _ACTOR_FAILURES if is_actor else 0,
     }
     if is_actor:  # a machine that is taken away is no failure: its pod comes back

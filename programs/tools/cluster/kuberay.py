@@ -76,9 +76,9 @@ def text(job: Job, options: KubeRayOptions) -> str:
 def _group(name: str, hosts: Hosts, template: Tree) -> Tree:
     return {
         "groupName": name,
-        "replicas": hosts.count,
-        "minReplicas": hosts.count,
-        "maxReplicas": hosts.count,
+        "replicas": hosts.number,
+        "minReplicas": hosts.number,
+        "maxReplicas": hosts.number,
         "rayStartParams": _START,
         "template": template,
     }

@@ -36,6 +36,6 @@ def text(job: Job, options: SlurmOptions) -> str:
 def _part(hosts: Hosts, partition: str) -> list[str]:
     """Returns the options for some nodes."""
     found = [f"--partition={partition}"] * bool(partition)
-    found += [f"--nodes={hosts.count}", "--ntasks-per-node=1", f"--cpus-per-task={hosts.cpus}"]
+    found += [f"--nodes={hosts.number}", "--ntasks-per-node=1", f"--cpus-per-task={hosts.cpus}"]
     found += [f"--mem={hosts.memory_gb}G"]
     return found + [f"--gpus-per-node={hosts.gpus}"] * bool(hosts.gpus)
