@@ -48,7 +48,7 @@ from rlstack.programs.build.environments import environment_spec
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.config.presets import preset
 from rlstack.replay import Sample
-from rlstack.rpc.socket_filter import LOOPBACK
+from rlstack.rpc.addresses import LOOPBACK
 from rlstack.types import Batch
 
 NAME = "learner_group"

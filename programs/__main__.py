@@ -26,6 +26,8 @@ commands:
   sweep --resume DIR       go on with a sweep
   benchmark SUITE          train an agent on the tasks of a benchmark, and write a page of scores;
                            --list shows the benchmarks
+  cluster KIND PRESET      print a file that trains a preset on a cluster: kuberay, jobset, slurm or
+                           skypilot
   eval RUN_DIR             evaluate the last or best params of a run with the greedy policy
   diff RUN_A RUN_B         show which options of two runs differ, and both results
   report DIR ...           compare finished runs: statistics, tables, pictures, an HTML page

@@ -18,7 +18,7 @@ _PATIENCE = 120.0  # seconds until JAX must have found its devices
 def check_devices(experiment: Experiment) -> str:
     """Checks that the devices that the config names exist; does nothing if it names none.
 
-    Under Ray, hosts may differ, and each node checks its own.
+    On several hosts, these may differ, and each node checks its own.
 
     Returns:
       What learns and acts where, for ``--dry-run``.
@@ -30,7 +30,7 @@ def check_devices(experiment: Experiment) -> str:
     if not any(named.values()):
         return "JAX's default device"
     text = ", ".join(f"{field} {' '.join(map(str, at))}" for field, at in named.items() if at)
-    if experiment.program.launch == "ray" and not experiment.in_one_process:
+    if experiment.program.on_several_hosts and not experiment.in_one_process:
         return f"{text} (of each host)"
     count, platform = _count()
     for field, indices in named.items():

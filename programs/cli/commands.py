@@ -58,6 +58,7 @@ COMMANDS = {
     "train": ("train", "main"),
     "sweep": ("sweep", "main"),
     "benchmark": ("benchmark", "main"),
+    "cluster": ("cluster", "main"),
     "eval": ("finished", "evaluate"),
     "diff": ("finished", "diff"),
     "report": ("finished", "report"),
@@ -74,7 +75,8 @@ COMMANDS = {
 }
 
 
-_TAKE_MODULES = ("train", "sweep", "benchmark")  # of the user's, for processes of their own
+# They take modules of the user's, for processes of their own.
+_TAKE_MODULES = ("train", "sweep", "benchmark", "cluster")
 
 
 def find(command: str) -> Callable[..., int] | None:

@@ -18,7 +18,7 @@ from rlstack.programs.config.presets import PRESETS, describe, preset
 from rlstack.programs.session.run_dir import fetched
 
 T = TypeVar("T")  # a dataclass; its first field is the experiment
-_FLAGS = ("--dry-run", "--submit")  # without a value they mean True
+_FLAGS = ("--auto-resume", "--dry-run", "--submit")  # without a value they mean True
 _MOST_SEEDS = 1000  # that a single number means; a larger one is a seed
 
 

@@ -40,6 +40,7 @@ CHOICES = (
     Choice("--launch", "threads"),
     Choice("--launch", "launchpad", ("launchpad",)),
     Choice("--launch", "ray", ("zmq", "ray")),
+    Choice("--launch", "hosts", ("zmq",)),
     Choice("--program.transport", "courier", ("courier",)),
     Choice("--program.transport", "zmq", ("zmq",)),
     Choice("--program.transport", "direct"),

@@ -31,6 +31,9 @@ class _TrainOptions(experiment_options.StudyOptions):
     """Train a population of so many members, which copy better ones and change the options that
     `--vary NAME LOW HIGH [log]` names, within these bounds; see --pbt."""
     pbt: PbtConfig = PbtConfig()
+    auto_resume: bool = False
+    """Whether to continue the run in --run-dir if there is one, as a job does that a scheduler
+    starts again. `--auto-resume` alone means True."""
     profile: str = ""
     """Updates to measure, such as 20..30: prints where each node spends its time and what limits
     the speed, and writes traces for Perfetto and TensorBoard to profile/ in the run directory."""
@@ -105,20 +108,9 @@ def main(args: list[str], modules: tuple[str, ...] = ()) -> int:
         return _resume(args)
     name, *rest = args
     vary, rest = env_options.take_vary(rest)
-    more, rest = _take_loggers(rest)
-    chosen = experiment_options.read("train", name, rest, modules, _TrainOptions, _SHORT_OPTIONS)
+    chosen = read("train", name, rest, modules, vary)
     if chosen is None:
         return 0
-    if more:
-        loggers = tuple(dict.fromkeys((*chosen.experiment.loggers, *more)))  # each once
-        print(
-            "rlstack train: --logger, which adds loggers, is an earlier option; --loggers names "
-            f"all of them: --loggers {' '.join(map(name_of, loggers))}",
-            file=sys.stderr,
-        )
-        experiment = dataclasses.replace(chosen.experiment, loggers=loggers)
-        chosen = dataclasses.replace(chosen, experiment=experiment)
-    _check_combination(chosen, rest, vary)
     if chosen.dry_run:
         from rlstack.programs.run import plan  # needs the nodes
         from rlstack.programs.session.profiling.profile import chosen_updates
@@ -128,15 +120,79 @@ def main(args: list[str], modules: tuple[str, ...] = ()) -> int:
         print(plan.plan(chosen.experiment, chosen.run_dir), end="")
         return 0
     if not (chosen.seeds or vary or chosen.population):
-        from rlstack.programs.run import train
-
-        return _print_result(train.run(chosen.experiment, chosen.run_dir, profile=chosen.profile))
+        return _train(chosen)
     from rlstack.programs.study import train as studies
 
     chosen.tell_seeds()
     jobs = 1 if chosen.jobs is None else chosen.jobs
     studies.run(_study(chosen, vary), chosen.run_dir, jobs=jobs)
     return 0
+
+
+def read(
+    command: str,
+    name: str,
+    args: Sequence[str],
+    modules: tuple[str, ...],
+    vary: Collection[str] = (),
+) -> _TrainOptions | None:
+    """Returns the options of a run; None if the arguments asked for help, which was printed.
+
+    Args:
+      command: the command of rlstack, for errors.
+      name: name of the preset, or path of the config file.
+      args: the words after the name, without ``--vary``.
+      modules: the user's modules that the experiment needs.
+      vary: the options of ``--vary``.
+
+    Raises:
+      UsageError: an argument is wrong.
+      ValueError: there is no such preset or file, or an option does not take its value.
+    """
+    more, rest = _take_loggers(args)
+    chosen = experiment_options.read(command, name, rest, modules, _TrainOptions, _SHORT_OPTIONS)
+    if chosen is not None and more:
+        loggers = tuple(dict.fromkeys((*chosen.experiment.loggers, *more)))  # each once
+        print(
+            "rlstack train: --logger, which adds loggers, is an earlier option; --loggers names "
+            f"all of them: --loggers {' '.join(map(name_of, loggers))}",
+            file=sys.stderr,
+        )
+        experiment = dataclasses.replace(chosen.experiment, loggers=loggers)
+        chosen = dataclasses.replace(chosen, experiment=experiment)
+    if chosen is not None:
+        _check_combination(chosen, rest, vary)
+    return chosen
+
+
+def _train(chosen: _TrainOptions) -> int:
+    """Trains one run, or this host's part of it."""
+    experiment, run_dir = chosen.experiment, chosen.run_dir
+    if (code := _followed(experiment, run_dir)) is not None:
+        return code
+    from rlstack.programs.run import train
+
+    if chosen.auto_resume and run_dir is not None and RunDir(run_dir).config.is_file():
+        return _print_result(train.resume(run_dir, may_restart=True))
+    return _print_result(train.run(experiment, run_dir, profile=chosen.profile))
+
+
+def _followed(experiment: Experiment, run_dir: Path | None) -> int | None:
+    """Runs this host's part of a program that another host leads; None if none leads it."""
+    if experiment.program.launch != "hosts":
+        return None
+    if run_dir is None:
+        raise UsageError("--launch hosts needs --run-dir, a directory that all hosts see")
+    from rlstack.programs.program.launch import hosts
+
+    found = hosts.of_program(experiment.program)
+    return None if found.leads else hosts.follow(run_dir.absolute(), found)
+
+
+def full_name(option: str) -> str:
+    """Returns the full name of an option of the command, without a value behind "="."""
+    name = option.partition("=")[0].replace("_", "-")
+    return _SHORT_OPTIONS.get(name, name)
 
 
 def _take_loggers(args: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -186,6 +242,10 @@ def _check_combination(chosen: _TrainOptions, args: Sequence[str], vary: Collect
             raise UsageError(f"{name} a single run: leave out --seeds, --vary and --population")
     if chosen.pbt != PbtConfig() and not chosen.population:
         raise UsageError("--pbt needs --population: it says how members copy each other")
+    if several and chosen.experiment.program.launch == "hosts":
+        raise UsageError("--launch hosts runs one program: leave out --seeds, --vary, --population")
+    if chosen.auto_resume and (several or chosen.run_dir is None):
+        raise UsageError("--auto-resume needs --run-dir, and a single run")
     if chosen.jobs not in (None, 1) and not several:
         raise UsageError("--jobs needs --seeds or --vary: a single run is one job")
 
@@ -217,6 +277,8 @@ def _resume(args: Sequence[str]) -> int:
     before = _ResumeOptions(path)
     if RunDir(path).config.is_file() and not is_study(path):
         experiment = run_config.read_config(RunDir(path), several=True)
+        if (code := _followed(experiment, path)) is not None:
+            return code
         kept = {name: getattr(experiment, name) for name in _KEPT}
         before = dataclasses.replace(before, **kept)
     chosen = _resume_options(args, before)

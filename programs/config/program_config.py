@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -91,11 +92,12 @@ class ProgramConfig(Checked):
     """What to do when the learner of one of several policies is lost. end: the run fails, and
     --resume continues it. restart: that learner continues from the last checkpoint, and the other
     policies go on; needs pacing asynchronous, and no rounds."""
-    launch: Literal["processes", "threads", "launchpad", "ray"] = "processes"
+    launch: Literal["processes", "threads", "launchpad", "ray", "hosts"] = "processes"
     """What runs the nodes. processes: one process each, on this machine.
     threads: all nodes in this process, so that a debugger can stop in any of them.
     launchpad: one process each, as nodes of a Launchpad program (CPython 3.10 only).
-    ray: the hosts of a Ray cluster, for the topology distributed only."""
+    ray: the hosts of a Ray cluster, for the topology distributed only.
+    hosts: several hosts, on each of which this same command runs, for distributed only."""
     transport: Literal["auto", "direct", "zmq", "courier"] = "auto"
     """What carries calls between nodes. direct: nothing, for launch threads only; arrays are not
     copied. zmq: ZeroMQ, encrypted, for the nodes of this run only. courier: Launchpad's; neither.
@@ -115,8 +117,19 @@ class ProgramConfig(Checked):
     A thread gives the signs, so a long computation is no silence unless it holds Python's lock.
     0 for no limit, as under a debugger."""
     interface: str = ""
-    """Network interface (such as eth0) or IPv4 address at which servers listen; 0.0.0.0 is all.
-    By default loopback, or under Ray the address that the cluster uses for the host."""
+    """Network interface (such as eth0) or address at which servers listen; 0.0.0.0 or :: is all.
+    By default loopback, or on several hosts the address by which the others know the host."""
+    ports: str = ""
+    """Ports for the servers of all nodes, such as 20000-20100, for rules of networks.
+    By default free ones, and with launch hosts 20000-20999."""
+    metrics: str = ""
+    """PORT or ADDRESS:PORT at which Prometheus gets the figures of rlstack top, over HTTP.
+    A port alone is that of loopback. Everyone who reaches another address can read them."""
+    hosts: tuple[str, ...] = ()
+    """The hosts of launch hosts: names or addresses, also as in Slurm (node[01-04]). The first ones
+    have a learner process each. By default those of Slurm or SkyPilot."""
+    host: int | None = None
+    """Which of the hosts this one is, from 0. By default as Slurm or SkyPilot says, or by name."""
     ray: RayConfig = RayConfig()
     """The Ray cluster, for launch ray."""
 
@@ -131,6 +144,26 @@ class ProgramConfig(Checked):
         self.require("params_interval", self.params_interval > 0, "positive")
         enough = self.silence_seconds == 0 or 5 <= self.silence_seconds < math.inf
         self.require("silence_seconds", enough, "0, or at least 5")
+        fits = re.fullmatch(r"[1-9]\d*-\d+", self.ports) is not None
+        fits = fits and 0 < max(self.port_range, default=0) < 1 << 16
+        self.require("ports", fits or not self.ports, "FIRST-LAST, such as 20000-20100")
+        rule = "empty with launch launchpad, which chooses ports itself"
+        self.require("ports", not (self.ports and self.launch == "launchpad"), rule)
+        port = self.metrics.rpartition(":")[2]
+        fits = not self.metrics or (port.isdecimal() and int(port) < 1 << 16)
+        self.require("metrics", fits, "PORT or ADDRESS:PORT, such as 9100 or [::]:9100")
+
+    @property
+    def port_range(self) -> range:
+        """The ports for servers; empty for free ones."""
+        ports = self.ports or ("20000-20999" if self.launch == "hosts" else "1-0")
+        first, _, last = ports.partition("-")
+        return range(int(first), int(last) + 1)
+
+    @property
+    def on_several_hosts(self) -> bool:
+        """Whether nodes run on hosts that share nothing but the run directory."""
+        return self.launch in ("ray", "hosts")
 
 
 def check(
@@ -140,7 +173,7 @@ def check(
     learner: LearnerConfig,
     policies: Sequence[str],
 ) -> None:
-    """Checks what a Ray cluster and several learner processes need.
+    """Checks what several hosts and several learner processes need.
 
     Args:
       topology: the topology of the experiment.
@@ -152,10 +185,15 @@ def check(
     Raises:
       ValueError: something is missing; the message says what to change.
     """
-    if program.launch == "ray" and not LAYOUTS[topology].has_replay_node:
+    if program.on_several_hosts and not LAYOUTS[topology].has_replay_node:
         raise ValueError(
-            "Experiment: topology must be distributed with launch ray, because the nodes of other "
-            f"topologies share memory; got {topology}. Add --topology distributed."
+            f"Experiment: topology must be distributed with launch {program.launch}, because the "
+            f"nodes of other topologies share memory; got {topology}. Add --topology distributed."
+        )
+    if program.ports and LAYOUTS[topology].has_replay_node and replay.chosen_service == "reverb":
+        raise ValueError(
+            "Experiment: program.ports must be empty with replay.service reverb, which also takes "
+            f"a free port; got {program.ports}. Add --replay.service table."
         )
     if learner.processes == 1:
         return
@@ -180,8 +218,8 @@ def _limits(
         yield "topology", topology, rule, "--learner.devices needs no processes."
     if policies:
         yield "policies", ", ".join(policies), "empty", one
-    if program.launch not in ("processes", "ray"):
-        yield "program.launch", program.launch, "processes or ray", one
+    if program.launch not in ("processes", "ray", "hosts"):
+        yield "program.launch", program.launch, "processes, ray or hosts", one
     if program.pacing != "asynchronous":
         yield "program.pacing", program.pacing, "asynchronous", one
     if replay.min_actors:

@@ -298,7 +298,7 @@ def env_config(experiment: Experiment) -> EnvConfig:
     """Returns the config of an actor's pool; actors share the cores, unless num_workers is set."""
     cfg, program = experiment.env, experiment.program
     share = max(1, (os.cpu_count() or 1) // program.num_actors)
-    if program.launch == "ray":
+    if program.on_several_hosts:
         share = max(1, int(program.ray.cpus_of("actor")))
     return dataclasses.replace(cfg, num_workers=cfg.num_workers or min(cfg.num_envs, share))
 

@@ -34,6 +34,7 @@ from rlstack.programs.program.multi_policy.policies import Policies
 from rlstack.programs.session import timing
 from rlstack.programs.session.callbacks import EventLog, Events
 from rlstack.programs.session.frame_budget import FrameBudget
+from rlstack.programs.session.metrics.figures import Node
 from rlstack.programs.session.notes import Notes
 from rlstack.programs.session.periodic import PeriodicActions
 from rlstack.programs.session.profiling.rates import FrameRates
@@ -244,6 +245,23 @@ class Coordinator:
             logs, notes = dict(self._newest.logs), self._notes.listed()
             return {**self._state._asdict(), "logs": logs, "nodes": nodes, "notes": notes}
 
+    def figures(self) -> dict[str, Node]:
+        """Returns what Prometheus shows of every node."""
+        with self._lock:
+            now, steps = time.monotonic(), self._learner_steps
+            return {
+                name: Node(
+                    up=not node.left and self._silences.of(name) <= timing.SHOWN_AS_SILENT,
+                    restarts=node.incarnation,
+                    silence=self._silences.of(name),
+                    frames_per_second=(
+                        self._rates.of(name, now) if "env_frames" in node.counts else None
+                    ),
+                    lag=max(node.lags(steps).values(), default=None),
+                )
+                for name, node in sorted(self._nodes.items())
+            }
+
     @remote(idempotent=True)
     def events(self, after: int, end: str) -> list[list[Any]]:
         """Returns the events after the one of this number, for callbacks.
@@ -392,7 +410,7 @@ class CoordinatorNode(Coordinator):
         experiment, directory = setup.experiment, setup.directory
         start = Progress.of(setup.restored)
         notes = Notes(logged=experiment.program.launch != "threads")  # they share one output
-        self._logs = open_logs(directory, start, experiment, notes.add)
+        self._logs = open_logs(directory, start, experiment, notes.add, self.figures)
         self._stop = stop
         super().__init__(experiment, directory, self._logs, start, notes, setup.listens)
 

@@ -82,7 +82,7 @@ class Graph:
 
         Args:
           name: the name of the node.
-          cls: the class. Its constructor takes the tuple (port, IPv4 address) to listen on, before
+          cls: the class. Its constructor takes the tuple (port, address) to listen on, before
             the stop event.
           *args: the constructor's arguments before this tuple.
           client: makes a client from the address "host:port", in a node that has the handle.

@@ -45,7 +45,7 @@ def pull_params(setup: Setup, learner: RemoteObject) -> tuple[ParamsSource, Call
     if setup.experiment.replay.min_actors:
         get, interval = (lambda held: client.next_params(held, timing.NEXT_PARAMS)), 0.0
     shared: HostParams | None = None
-    if cfg.launch == "ray":
+    if cfg.on_several_hosts:
         with contextlib.suppress(OSError):  # then this process asks by itself
             shared = HostParams(f"{client.publication()}-{address_towards(client.host)}", get)
             get = shared.get

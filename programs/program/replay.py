@@ -33,7 +33,7 @@ class ReverbNode:
         Args:
           setup: the program's setup.
           coordinator: a client of the coordinator, which says when the program is over.
-          listen: the port and the IPv4 address to listen on.
+          listen: the port and the address to listen on.
           stop: set by the launcher to end this node.
         """
         experiment = setup.experiment

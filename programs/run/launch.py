@@ -23,6 +23,7 @@ from rlstack.programs.session.result import Result, read_result
 from rlstack.programs.session.run_dir import RunDir
 from rlstack.programs.session.signals import Interrupted
 from rlstack.rpc import transports
+from rlstack.rpc.addresses import family
 from rlstack.rpc.socket_filter import address_of
 from rlstack.storage import checkpoint
 
@@ -105,6 +106,11 @@ def _started(experiment: Experiment, directory: RunDir) -> Iterator[_Launch]:
             from rlstack.programs.program.launch.ray.program import run_ray
 
             yield run_ray
+        elif program.launch == "hosts":
+            from rlstack.programs.program.launch import hosts, launcher, processes
+
+            with processes.started(launcher.LOCAL, directory) as process:
+                yield functools.partial(hosts.run_hosts, process)
         elif program.launch == "launchpad":
             from rlstack.programs.program.launch import processes
             from rlstack.programs.program.launch.launchpad.launch import MANAGER, run_launchpad
@@ -132,7 +138,7 @@ def check_packages(experiment: Experiment) -> None:
       ValueError: a package is missing; the message names an alternative.
     """
     launch = experiment.program.launch
-    if experiment.program.interface and launch != "ray":  # which may have hosts with other ones
+    if experiment.program.interface and launch != "ray":  # whose hosts may have other ones
         _check_interface(experiment.program.interface)
     if launch == "launchpad" and importlib.util.find_spec("launchpad") is None:
         raise ValueError(
@@ -168,13 +174,14 @@ def check_packages(experiment: Experiment) -> None:
 
 def _check_interface(interface: str) -> None:
     try:
-        with socket.create_server((address_of(interface), 0)):
+        address = address_of(interface)
+        with socket.create_server((address, 0), family=family(address)):
             pass
     except ValueError as error:
         raise ValueError(f"Experiment: program.{error}") from error
     except OSError as error:
         raise ValueError(
-            "Experiment: program.interface must be an IPv4 address of this host, where servers can "
+            "Experiment: program.interface must be an address of this host, where servers can "
             f"listen; got {interface!r}: {error.strerror}."
         ) from error
 

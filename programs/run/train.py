@@ -154,6 +154,10 @@ def _check(experiment: Experiment) -> None:
     check_devices(experiment)
     check_videos(experiment)
     check_pace(experiment)
+    if experiment.program.metrics and not experiment.program.on_several_hosts:
+        from rlstack.programs.session.metrics import server
+
+        server.check(experiment.program.metrics)
 
 
 @contextlib.contextmanager
@@ -183,6 +187,7 @@ def resume(
     changes: Mapping[str, Any] = MappingProxyType({}),
     callbacks: Sequence[Any] = (),
     stream: TextIO | None = None,
+    may_restart: bool = False,
 ) -> Result:
     """Continues a run from its newest undamaged checkpoint.
 
@@ -199,6 +204,7 @@ def resume(
         directory's changes.jsonl records them, and what is learned stays the same.
       callbacks: objects that are told what happens; see `run`.
       stream: receives the progress display; standard error by default.
+      may_restart: True to start a run without a checkpoint from the beginning; False to raise.
 
     Raises:
       ValueError: there is no run or no checkpoint, the checkpoint does not fit the config, the
@@ -207,7 +213,7 @@ def resume(
     """
     budgets = {"frames": frames, "updates": updates, "hours": hours}
     given = {name: value for name, value in budgets.items() if value is not None}
-    with earlier_run(run_dir, {**changes, **given}) as opened:
+    with earlier_run(run_dir, {**changes, **given}, may_restart=may_restart) as opened:
         result = opened.result
         if result is None:
             return train_opened(opened, stream, callbacks)

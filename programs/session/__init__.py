@@ -5,5 +5,5 @@ out. Open `periodic.py` first, which decides what is due, then `run_dir.py`. `pr
 the time of a run goes.
 
 May import: rlstack, rlstack.acting, rlstack.envs, rlstack.learning, rlstack.programs.config,
-rlstack.storage.
+rlstack.rpc, rlstack.storage.
 """

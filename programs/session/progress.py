@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,6 +91,7 @@ def open_logs(
     start: Progress,
     experiment: Experiment,
     tell: Callable[[str], None] = _log.warning,
+    nodes: Callable[[], Mapping[str, Any]] = dict,
 ) -> Fanout:
     """Opens the loggers of a run that write files, and the user's own, to continue at ``start``.
 
@@ -105,9 +106,11 @@ def open_logs(
       start: the progress at which the logs continue.
       experiment: the run's experiment, which names the loggers.
       tell: shows the user a line.
+      nodes: returns each `rlstack.programs.session.metrics.figures.Node` of the program.
 
     Raises:
       OSError: a file cannot be written.
+      ValueError: nothing can listen at the address of the metrics.
     """
     loggers = experiment.loggers
     frames, again = start.env_frames, directory.metrics.exists()
@@ -124,6 +127,10 @@ def open_logs(
             directory.abandoned_metrics,
         )
     opened: list[Logger] = []
+    if experiment.program.metrics:
+        from rlstack.programs.session.metrics.server import MetricsServer  # few runs need it
+
+        opened.append(MetricsServer(experiment, directory.path, frames, nodes))
     if "jsonl" in loggers:
         opened.append(JsonlLogger(directory.metrics, before_write=directory.check_claim))
     if "tensorboard" in loggers:

@@ -72,7 +72,7 @@ def join(
       address: "host:port" of process 0, free there.
       index: the index of this process.
       count: number of processes.
-      host: the IPv4 address of this process, at which gloo listens.
+      host: the numeric address of this process, at which gloo listens.
       visible: the GPUs of this machine that this process may use; None for all.
       timeout: seconds within which all processes must join.
     """

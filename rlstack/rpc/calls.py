@@ -27,7 +27,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlstack.rpc import codec, transports, versions
+from rlstack.rpc import addresses, codec, transports, versions
 from rlstack.rpc.interface import Interface, is_client
 from rlstack.rpc.service import (
     ERROR,
@@ -40,7 +40,6 @@ from rlstack.rpc.service import (
     UnavailableError,
     methods_of,
 )
-from rlstack.rpc.socket_filter import ALL_ADDRESSES
 from rlstack.rpc.transports import Channel, Server
 from rlstack.types import PyTree
 
@@ -52,7 +51,7 @@ def serve(
     instance: Any,
     interface: Interface | None = None,
     port: int | None = None,
-    bind_address: str = ALL_ADDRESSES,
+    bind_address: str = addresses.ALL_ADDRESSES,
     transport: str = "",
 ) -> Server:
     """Starts a server that answers calls of an object's remote methods in other threads.
@@ -174,7 +173,7 @@ class RemoteObject:
     @property
     def host(self) -> str:
         """The host of the node's address."""
-        return self._address.rpartition("://")[2].rpartition(":")[0]
+        return addresses.split(self._address.rpartition("://")[2])[0]
 
     def _open_channel(self) -> Channel:
         channel = self._channel

@@ -14,8 +14,9 @@ import threading
 import weakref
 from typing import Any
 
+from rlstack.rpc.addresses import ALL_ADDRESSES
 from rlstack.rpc.service import Service
-from rlstack.rpc.socket_filter import ALL_ADDRESSES, restrict_listeners
+from rlstack.rpc.socket_filter import restrict_listeners
 
 _GRACE = 2.0  # seconds after its deadline when a call is abandoned
 

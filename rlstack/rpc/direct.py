@@ -20,8 +20,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from rlstack.rpc.addresses import ALL_ADDRESSES
 from rlstack.rpc.service import Service, begin
-from rlstack.rpc.socket_filter import ALL_ADDRESSES
 
 _SPARE_THREADS = 4  # threads of a server that wait for calls, while no more are needed
 _CANCELLED = ("CANCELLED", "the channel was cancelled")

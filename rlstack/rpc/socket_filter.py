@@ -20,8 +20,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-ALL_ADDRESSES = "0.0.0.0"
-LOOPBACK = "127.0.0.1"
+from rlstack.rpc.addresses import ALL_ADDRESSES, family, is_all, resolved
 
 _SO_ATTACH_FILTER, _SIOCGIFADDR = 26, 0x8915
 # Classic BPF (linux/filter.h): load a byte or a word, shift, compare, return.
@@ -30,38 +29,54 @@ _NET = 0xFFF00000  # offsets from here on count from the beginning of the IP hea
 _V4_TO, _V6_TO = _NET + 16, _NET + 24  # the destination address
 _KEEP, _DROP = 0xFFFFFFFF, 0
 _ACCEPT_SECONDS = 5.0  # longest time for a server to accept the connections that wait for it
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _ESTABLISHED, _CLOSE_WAIT = "01", "08"  # states of connections that may have sent requests
 
 
 def address_of(interface: str) -> str:
-    """Returns the IPv4 address of a network interface; an address is returned as it is.
+    """Returns the address of a network interface; an address is returned as it is.
+
+    An interface has its IPv4 address, or without one its first IPv6 address that is global.
 
     Raises:
-      ValueError: there is no such interface, or it has no IPv4 address.
+      ValueError: there is no such interface, or it has no such address.
     """
     with contextlib.suppress(ValueError):
-        return str(ipaddress.IPv4Address(interface))
+        return str(ipaddress.ip_address(interface))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:
             request = struct.pack("256s", interface.encode()[:15])
             answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
         except OSError as error:
+            if found := _ipv6_of(interface):
+                return found
             known = ", ".join(name for _, name in socket.if_nameindex())
             raise ValueError(
-                f"interface: must be an IPv4 address of this host or an interface that has one "
+                f"interface: must be an address of this host or an interface that has one "
                 f"({known}); got {interface!r}: {error.strerror}."
             ) from None
     return socket.inet_ntoa(answer[20:24])
 
 
+def _ipv6_of(interface: str) -> str:
+    """Returns the first global IPv6 address of an interface; "" if it has none."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            number, _, _, scope, _, name = line.split()
+            if name == interface and scope == "00":
+                return str(ipaddress.IPv6Address(bytes.fromhex(number)))
+    return ""
+
+
 def address_towards(host: str) -> str:
-    """Returns the IPv4 address of this host from which it reaches another host.
+    """Returns the address of this host from which it reaches another host.
 
     Raises:
       OSError: there is no way to that host.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))  # sends nothing; the system chooses a way
+    number = resolved(host)
+    with socket.socket(family(number), socket.SOCK_DGRAM) as probe:
+        probe.connect((number, 9))  # sends nothing; the system chooses a way
         return str(probe.getsockname()[0])
 
 
@@ -74,13 +89,13 @@ def restrict_listeners(port: int, address: str) -> None:
 
     Args:
       port: the port that this process listens on.
-      address: an IPv4 address; `ALL_ADDRESSES` changes nothing.
+      address: a numeric address; that of all addresses changes nothing.
 
     Raises:
       OSError: this process does not listen on the port, the kernel has no such filters, or the
         server does not accept connections.
     """
-    if address == ALL_ADDRESSES:
+    if is_all(address):
         return
     program = _program(address)
     kept = ctypes.create_string_buffer(program, len(program))
@@ -103,26 +118,38 @@ def restrict_listeners(port: int, address: str) -> None:
 
 
 def _program(address: str) -> bytes:
-    """Returns a filter that accepts IPv4 packets to the address or 127.0.0.0/8, and IPv6 to ::1."""
-    wanted = int(ipaddress.IPv4Address(address))
-    steps = [
-        (_BYTE, 0, 0, _NET),
-        (_SHIFT, 0, 0, 4),
-        (_EQUAL, 0, 4, 4),  # the IP version; the steps for IPv6 follow
-        (_WORD, 0, 0, _V4_TO),
-        (_EQUAL, 10, 0, wanted),
-        (_BYTE, 0, 0, _V4_TO),
-        (_EQUAL, 8, 9, 127),
-    ]
-    for word in range(4):
-        steps += [(_WORD, 0, 0, _V6_TO + 4 * word), (_EQUAL, 0, 7 - 2 * word, int(word == 3))]
-    steps += [(_RETURN, 0, 0, _KEEP), (_RETURN, 0, 0, _DROP)]
-    return b"".join(struct.pack("HBBI", *step) for step in steps)
+    """Returns a filter that accepts packets to the address and to loopback, in IPv4 and IPv6."""
+    wanted = ipaddress.ip_address(address)
+    in_v4 = [_accept([(_BYTE, _V4_TO, 127)])]
+    in_v6 = [_accept(_words(_V6_TO, ipaddress.IPv6Address("::1")))]
+    if isinstance(wanted, ipaddress.IPv4Address):
+        in_v4.append(_accept(_words(_V4_TO, wanted)))
+    else:
+        in_v6.append(_accept(_words(_V6_TO, wanted)))
+    drop = (_RETURN, 0, 0, _DROP)
+    v4, v6 = ([step for part in parts for step in part] + [drop] for parts in (in_v4, in_v6))
+    version = [(_BYTE, 0, 0, _NET), (_SHIFT, 0, 0, 4), (_EQUAL, 0, len(v4), 4)]
+    return b"".join(struct.pack("HBBI", *step) for step in (*version, *v4, *v6))
+
+
+def _words(offset: int, address: _Address) -> list[tuple[int, int, int]]:
+    """Returns what the words of an address must be: how to load each, where, and its value."""
+    values = struct.unpack(f">{len(address.packed) // 4}I", address.packed)
+    return [(_WORD, offset + 4 * i, value) for i, value in enumerate(values)]
+
+
+def _accept(values: list[tuple[int, int, int]]) -> list[tuple[int, int, int, int]]:
+    """Returns steps that accept a packet with these values; for others the steps after them run."""
+    steps, length = [], 2 * len(values) + 1
+    for load, offset, value in values:
+        steps.append((load, 0, 0, offset))
+        steps.append((_EQUAL, 0, length - len(steps) - 1, value))
+    return [*steps, (_RETURN, 0, 0, _KEEP)]
 
 
 def _end_earlier_connections(port: int, address: str) -> None:
     """Shuts down the connections to other addresses, which were made before the filter."""
-    allowed = ipaddress.IPv4Address(address)
+    allowed = ipaddress.ip_address(address)
     until = time.monotonic() + _ACCEPT_SECONDS
     while True:
         # Connections can be shut down only once the server has accepted them. Look for waiting ones
@@ -146,10 +173,7 @@ def _end_earlier_connections(port: int, address: str) -> None:
         time.sleep(0.005)
 
 
-_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-
-
-def _is_open_to(local: _Address, allowed: ipaddress.IPv4Address) -> bool:
+def _is_open_to(local: _Address, allowed: _Address) -> bool:
     """Whether the filter lets packets to a local address through."""
     return local.is_loopback or local == allowed
 

@@ -21,8 +21,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
+from rlstack.rpc.addresses import ALL_ADDRESSES
 from rlstack.rpc.service import Service
-from rlstack.rpc.socket_filter import ALL_ADDRESSES
 
 _VARIABLE = "RLSTACK_TRANSPORT"  # environment variable with the name of the transport
 _VARIABLES = (_VARIABLE, "RLSTACK_KEYS")  # and the file of a program's keys
@@ -116,23 +116,21 @@ def variables() -> dict[str, str]:
     return {name: os.environ[name] for name in _VARIABLES if name in os.environ}
 
 
-def secrets() -> bytes:
-    """Returns the keys that a process on a host without this file system needs, for `adopt`."""
-    if os.environ.get(_VARIABLE) != "zmq":
-        return b""
-    keys: Any = _load("rlstack.rpc.zmq.keys", "zmq")
-    return bytes(keys.current().text())
+def secret() -> bytes:
+    """Returns what `chosen` needs on another host to join this process's program."""
+    keys: Any = _load("rlstack.rpc.zmq.keys", "zmq") if current() == "zmq" else None
+    return keys.current().text() if keys else b""
 
 
-def adopt(found: bytes) -> None:
-    """Takes the keys that `secrets` returned on another host."""
-    if found:
+def adopt(secret: bytes) -> None:
+    """Takes the `secret` of a program whose file of keys is on another host."""
+    if secret:
         keys: Any = _load("rlstack.rpc.zmq.keys", "zmq")
-        keys.adopt(found)
+        keys.adopt(secret)
 
 
 @contextlib.contextmanager
-def chosen(transport: str, where: str = "") -> Iterator[None]:
+def chosen(transport: str, where: str = "", secret: bytes = b"") -> Iterator[None]:
     """Sets the transport of this process, and of the processes that it starts in the body.
 
     For ``zmq`` it also makes keys, which exist until the end of the body. The body is the life of a
@@ -141,6 +139,7 @@ def chosen(transport: str, where: str = "") -> Iterator[None]:
     Args:
       transport: one of `TRANSPORTS`.
       where: the directory for the file of keys; by default the directory of temporary files.
+      secret: that of a program which runs on another host; by default this is a new program.
     """
     if transport not in TRANSPORTS:
         raise ValueError(f"rpc: a transport must be one of {TRANSPORTS}; got {transport!r}.")
@@ -148,7 +147,7 @@ def chosen(transport: str, where: str = "") -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if transport == "zmq":
             keys: Any = _load("rlstack.rpc.zmq.keys", "zmq")
-            stack.enter_context(keys.made(where))
+            stack.enter_context(keys.made(where, secret))
         os.environ[_VARIABLE] = transport
         try:
             yield

@@ -8,7 +8,8 @@ import time
 import psutil
 import pytest
 
-from rlstack.rpc.socket_filter import ALL_ADDRESSES, LOOPBACK, address_of, restrict_listeners
+from rlstack.rpc.addresses import ALL_ADDRESSES, LOOPBACK
+from rlstack.rpc.socket_filter import address_of, restrict_listeners
 from tests.programs.running import ppo, run
 
 pytestmark = pytest.mark.timeout(90, method="thread")

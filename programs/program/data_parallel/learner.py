@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -34,8 +33,8 @@ from rlstack.programs.program.replay_sides import ProgramReplay, SavedReplay
 from rlstack.programs.session import origin, timing
 from rlstack.programs.session.failed_update import saved_on_failure
 from rlstack.replay import ReplayTimeoutError, Sample
-from rlstack.rpc import RemoteObject
-from rlstack.rpc.socket_filter import ALL_ADDRESSES, LOOPBACK, address_of, address_towards
+from rlstack.rpc import RemoteObject, addresses
+from rlstack.rpc.socket_filter import address_of, address_towards
 from rlstack.storage import checkpoint
 from rlstack.types import Logs
 
@@ -79,7 +78,7 @@ class GroupLearnerNode(LearnerNode):
             address = self._meeting(host)
             visible: range | tuple[int, ...] | None = None
             each = len(cfg.devices)
-            if experiment.program.launch != "ray":  # under Ray a process sees only its own GPUs
+            if not experiment.program.on_several_hosts:  # where a process sees only its own GPUs
                 every = cfg.devices or range(cfg.processes)
                 each = len(every) // cfg.processes
                 visible = every[self._index * each : (self._index + 1) * each]
@@ -95,20 +94,20 @@ class GroupLearnerNode(LearnerNode):
         return dataclasses.replace(cfg, devices=tuple(range(each)) if each > 1 else ())
 
     def _own_address(self) -> str:
-        """Returns the IPv4 address by which the other processes reach this one."""
+        """Returns the address by which the other processes reach this one."""
         program = self._setup.experiment.program
-        if program.interface not in ("", ALL_ADDRESSES):
+        if program.interface and not addresses.is_all(program.interface):
             return address_of(program.interface)
-        if program.launch != "ray":
-            return LOOPBACK
+        if not program.on_several_hosts:
+            return addresses.LOOPBACK
         return address_towards(self._coordinator.host)
 
     def _meeting(self, host: str) -> str:
         """Returns the address of the first process, which tells the coordinator."""
         if self._index == 0:
-            with socket.socket() as probe:
-                probe.bind((host, 0))
-                address = f"{host}:{probe.getsockname()[1]}"
+            ports = self._setup.experiment.program.port_range  # nodes take the first ones
+            with addresses.reserve_port(ports[::-1]) as port:
+                address = addresses.join(host, port)
             self._program.wait_for(lambda: self._coordinator.relocate(_MEETING, address))
             return address
         while not (found := self._program.wait_for(lambda: self._coordinator.locate(_MEETING))):

@@ -120,6 +120,7 @@ class NodeProcess:
     silence: float  # seconds without a sign of life until the node is killed; 0 for never
     max_restarts: int
     envpool: bool = False  # whether the node steps environments of EnvPool
+    incarnation: int = 0  # the first one here
 
 
 def main() -> int:
@@ -309,6 +310,8 @@ def _supervise(made: NodeProcess, program: bytes, to_close: Sequence[Callable[[]
         def run() -> int:
             prepare()
             os.environ.update(variables)
+            restarts = made.incarnation + int(variables[supervisor.INCARNATION])
+            os.environ[supervisor.INCARNATION] = str(restarts)
             _begin_node(made)
             node_process.run(made.name, made.run_dir, program)
             return 0
@@ -347,6 +350,8 @@ def _wait(nodes: Sequence[_Node], signals: _Signals) -> int:
                 return 1
             if code == 0 and node.made.name == "coordinator":
                 return 0
+        if all(node.process.poll() == 0 for node in nodes):  # the coordinator is on another host
+            return 0
 
 
 def _end(nodes: Sequence[_Node], signals: _Signals) -> None:

@@ -13,7 +13,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import cloudpickle
@@ -48,15 +49,39 @@ def run_processes(process: subprocess.Popen[bytes], setup: Setup, display: Progr
     """
     graph = graph_of(setup)
     with wiring.on_this_host(graph, setup) as program:
-
-        def prepare() -> Prepared:
-            nodes = [vars(_described(node, index, setup)) for node, index in wiring.indexed(graph)]
-            return Prepared(nodes, program.addresses["coordinator"], cloudpickle.dumps(program))
-
-        return run(process, prepare, setup, display)
+        return run_part(process, program, wiring.indexed(graph), display)
 
 
-def _described(node: Node, index: int, setup: Setup) -> local.NodeProcess:
+def run_part(
+    process: subprocess.Popen[bytes],
+    program: wiring.Program,
+    nodes: Sequence[tuple[Node, int]],
+    display: ProgressDisplay,
+    incarnations: Mapping[str, int] = MappingProxyType({}),
+) -> int:
+    """Runs the nodes of a program that belong here; returns the signal that was received, or 0.
+
+    Args:
+      process: the launcher's process, started with the code `launcher.LOCAL`.
+      program: the program.
+      nodes: its nodes that run on this host, each with its index in its group.
+      display: shows the program's progress.
+      incarnations: the first incarnation of nodes that have run before, by name.
+    """
+    setup = program.setup
+
+    def prepare() -> Prepared:
+        described = [
+            vars(_described(node, index, setup, incarnations.get(node.name, 0)))
+            for node, index in nodes
+        ]
+        return Prepared(described, program.addresses["coordinator"], cloudpickle.dumps(program))
+
+    vital = not all(node.restartable for node, _ in nodes)
+    return run(process, prepare, setup, display, ends_program=vital)
+
+
+def _described(node: Node, index: int, setup: Setup, incarnation: int) -> local.NodeProcess:
     cfg = setup.experiment.program
     # This process has made an environment too, so these nodes import EnvPool if it has.
     makes_environments = node.group in ("actor", "evaluator")
@@ -71,6 +96,7 @@ def _described(node: Node, index: int, setup: Setup) -> local.NodeProcess:
         silence=cfg.silence_seconds,
         max_restarts=cfg.max_restarts if node.restartable else 0,
         envpool=makes_environments and "envpool" in sys.modules,
+        incarnation=incarnation,
     )
 
 
@@ -81,16 +107,19 @@ def grace_of(node: Node) -> float:
 
 
 @contextlib.contextmanager
-def started(code: str, directory: RunDir) -> Iterator[subprocess.Popen[bytes]]:
+def started(
+    code: str, directory: RunDir, log: str = "launcher"
+) -> Iterator[subprocess.Popen[bytes]]:
     """Starts a launcher's process, which imports what nodes need; ends it at the end of the body.
 
     Args:
       code: Python code that the process runs.
       directory: the run directory.
+      log: the name of the file for the process's output.
     """
     directory.node_logs.mkdir(exist_ok=True)
     try:
-        with launcher.started(code, directory.path, directory.node_logs / "launcher") as process:
+        with launcher.started(code, directory.path, directory.node_logs / log) as process:
             yield process
     finally:
         _sweep()
@@ -101,6 +130,8 @@ def run(
     prepare: Callable[[], Prepared],
     setup: Setup,
     display: ProgressDisplay,
+    *,
+    ends_program: bool = True,
 ) -> int:
     """Runs a program under a launcher's process; returns the signal that was received, or 0.
 
@@ -109,11 +140,16 @@ def run(
       prepare: makes the input of the launcher.
       setup: the program's setup.
       display: shows the program's progress.
+      ends_program: whether a signal ends the program; False if it ends only what runs here, which
+        the program can do without.
     """
     with StopSignals(display.write_line) as signals:
         prepared = prepare()
         _send(prepared, process)
-        asked = _supervise(setup.directory, process, prepared.coordinator, signals, display)
+        coordinator = prepared.coordinator
+        asked = _supervise(
+            setup.directory, process, coordinator, signals, display, ends_program=ends_program
+        )
         if not asked:
             _record_end(setup.directory, process.returncode)
             _wait_for_nodes(process)
@@ -126,6 +162,8 @@ def _supervise(
     coordinator: str,
     signals: StopSignals,
     display: ProgressDisplay,
+    *,
+    ends_program: bool,
 ) -> bool:
     """Waits for the end of the launcher, shows progress, and ends the program on a signal.
 
@@ -142,7 +180,8 @@ def _supervise(
         if monitor is None and _has_launched(process):
             monitor = ProgramMonitor(coordinator, display, directory.failures)
         if signals.received and deadline == math.inf:
-            phase = monitor.interrupt(signals.received) if monitor else OVER
+            told = monitor if ends_program else None
+            phase = told.interrupt(signals.received) if told else OVER
             if phase != SAVING:
                 process.terminate()
             patience = timing.INTERRUPTED

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +16,8 @@ from rlstack.programs.program.base import Setup
 from rlstack.programs.program.graph import Graph, Handle, Node, with_clients
 from rlstack.programs.session import timing
 from rlstack.rpc import RemoteObject, StoppedError, serve
-from rlstack.rpc.socket_filter import LOOPBACK, address_of
+from rlstack.rpc.addresses import LOOPBACK, reserve_port, split
+from rlstack.rpc.socket_filter import address_of
 
 
 class Program(NamedTuple):
@@ -49,38 +49,14 @@ def on_this_host(graph: Graph, setup: Setup) -> Iterator[Program]:
     Yields:
       The program.
     """
+    ports = setup.experiment.program.port_range
     with contextlib.ExitStack() as reserved:
         addresses = {
-            node.name: f"{LOOPBACK}:{reserved.enter_context(reserve_port())}"
+            node.name: f"{LOOPBACK}:{reserved.enter_context(reserve_port(ports))}"
             for node in graph.nodes
             if node.kind != "worker"
         }
         yield Program(graph.nodes, setup, addresses)
-
-
-@contextlib.contextmanager
-def reserve_port() -> Iterator[int]:
-    """Yields a port that is free on all addresses of this host, and that only servers can bind.
-
-    The socket does not listen. The system gives its port to no other socket that asks for a free
-    one, and servers, which reuse addresses, may bind it.
-    """
-    with _any_address() as holder:
-        yield int(holder.getsockname()[1])
-
-
-def _any_address() -> socket.socket:
-    for family in (socket.AF_INET6, socket.AF_INET):
-        with contextlib.suppress(OSError):  # there is no IPv6
-            holder = socket.socket(family, socket.SOCK_STREAM)
-            try:
-                holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                holder.bind(("", 0))
-            except OSError:
-                holder.close()
-                raise
-            return holder
-    raise OSError("reserve_port: this host must have IPv4 or IPv6; it has neither.")
 
 
 def run_node(program: Program, name: str, stop: threading.Event) -> None:
@@ -131,17 +107,17 @@ def _locate(coordinator: RemoteObject, name: str) -> str:
 
 
 def _listen_on(program: Program, name: str) -> tuple[int, str]:
-    """Returns (port, IPv4 address to listen on): by the config, or the address that callers use."""
+    """Returns (port, address to listen on): by the config, or the address that callers use."""
     return listen_on(program.setup, program.addresses[name])
 
 
 def listen_on(setup: Setup, address: str) -> tuple[int, str]:
-    """Returns the port and the IPv4 address at which a node listens.
+    """Returns the port and the numeric address at which a node listens.
 
     Args:
       setup: the program's setup, whose config may name an interface.
       address: the "host:port" that callers use.
     """
-    host, _, port = address.rpartition(":")
+    host, port = split(address)
     interface = setup.experiment.program.interface or host
     return int(port), LOOPBACK if interface == "localhost" else address_of(interface)

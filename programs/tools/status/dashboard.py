@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlstack.math.intervals import Band
+from rlstack.programs.session.metrics import processes
+from rlstack.programs.session.metrics.processes import NodeProcess
 from rlstack.programs.session.run_dir import RunDir, RunDirError, fetched, option_values
 from rlstack.programs.tools.charts import Curve, Lines, curves_figure
-from rlstack.programs.tools.status import processes
 from rlstack.programs.tools.status.curves import Curves
 from rlstack.programs.tools.status.node_rows import NodeRow, NodeRows
-from rlstack.programs.tools.status.processes import NodeProcess
 from rlstack.programs.tools.status.runs import RunReader, RunStatus, find_runs
 
 Json = dict[str, Any]

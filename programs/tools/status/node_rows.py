@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from rlstack.programs.tools.status.processes import CpuMeter, NodeProcess
+from rlstack.programs.session.metrics.processes import CpuMeter, NodeProcess
 from rlstack.programs.tools.status.runs import RunStatus
 
 

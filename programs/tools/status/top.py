@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstack.programs.tools.status import processes
+from rlstack.programs.session.metrics import processes
+from rlstack.programs.session.metrics.processes import NodeProcess
 from rlstack.programs.tools.status.node_rows import NodeRows
-from rlstack.programs.tools.status.processes import NodeProcess
 from rlstack.programs.tools.status.runs import RunReader, RunStatus, find_runs
 
 if TYPE_CHECKING:

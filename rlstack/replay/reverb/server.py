@@ -43,7 +43,8 @@ from rlstack.replay.reverb.table_config import (
 )
 from rlstack.replay.served import checkpoints
 from rlstack.rpc import serve
-from rlstack.rpc.socket_filter import ALL_ADDRESSES, restrict_listeners
+from rlstack.rpc.addresses import ALL_ADDRESSES
+from rlstack.rpc.socket_filter import restrict_listeners
 from rlstack.types import PyTree, Transition
 
 _FIRST_FETCH = 16  # items of a sampler's first fetch; each further fetch asks for twice as many

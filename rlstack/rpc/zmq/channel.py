@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import socket
 import struct
 import threading
 import time
@@ -19,6 +18,7 @@ from typing import Any
 
 import zmq
 
+from rlstack.rpc import addresses
 from rlstack.rpc.zmq import keys, options
 
 _KEPT = 16  # connections that a channel keeps for later calls; more calls at once open new ones
@@ -135,6 +135,7 @@ class _Connection:
         # With -1 ZeroMQ would drop an answer that came just before the connection was closed.
         self._socket.setsockopt(zmq.RECONNECT_IVL, _NEVER)
         self._monitor = self._socket.get_monitor_socket(_READY | _FAILED)
+        self._socket.setsockopt(zmq.IPV6, int(address.startswith("[")))
         self._socket.connect(f"tcp://{address}")
 
     def wait_until_ready(self, until: float, cancel: int) -> tuple[str, Any]:
@@ -251,13 +252,10 @@ def _ms(until: float) -> int:
 
 
 def _resolved(address: str) -> str:
-    """Returns "IPv4:port"; ZeroMQ would look names up in a thread that serves all connections.
+    """Returns the address with a number as its host; ZeroMQ would look names up in its one thread.
 
     Raises:
       OSError: the host is not known.
     """
-    host, _, port = address.rpartition(":")
-    if host in ("localhost", ""):
-        return f"{options.LOOPBACK}:{port}"
-    found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
-    return f"{found[0][4][0]}:{port}"
+    host, port = addresses.split(address)
+    return addresses.join(addresses.resolved(host), port)

@@ -65,11 +65,12 @@ def make() -> Keys:
 
 
 @contextlib.contextmanager
-def made(where: str = "") -> Iterator[str]:
-    """Makes new keys for this process and those that it starts in the body; yields their file.
+def made(where: str = "", text: bytes = b"") -> Iterator[str]:
+    """Makes keys for this process and those that it starts in the body; yields their file.
 
     Args:
       where: the directory for the file's own folder; by default the directory of temporary files.
+      text: the keys of a program on another host, as text; by default new ones.
     """
     before = os.environ.get(VARIABLE)
     # Only this user can open it.
@@ -78,7 +79,7 @@ def made(where: str = "") -> Iterator[str]:
         path = os.path.join(folder, _FILE)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "wb") as file:
-            file.write(make().text())
+            file.write(text or make().text())
         os.environ[VARIABLE] = path
         yield path
     finally:

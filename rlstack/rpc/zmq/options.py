@@ -10,7 +10,6 @@ MAX_MESSAGE = 1 << 31  # bytes; a longer message ends its connection
 COPIED = (
     1 << 16
 )  # bytes; shorter messages are copied, because a copy costs less than keeping their memory
-LOOPBACK = "127.0.0.1"
 
 OK, NOT_FOUND, FAILED = b"OK", b"NOT_FOUND", b"INTERNAL"  # the status of an answer
 

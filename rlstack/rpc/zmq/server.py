@@ -21,6 +21,7 @@ import functools
 import os
 import secrets
 import select
+import socket
 import threading
 import weakref
 from concurrent.futures import Future
@@ -28,8 +29,8 @@ from concurrent.futures import Future
 import zmq
 from zmq.utils import z85
 
+from rlstack.rpc import addresses
 from rlstack.rpc.service import HELLO, Service, begin, prompt_methods
-from rlstack.rpc.socket_filter import ALL_ADDRESSES
 from rlstack.rpc.zmq import keys, options
 
 _ZAP, _DOMAIN = "inproc://zeromq.zap.01", b"rlstack"
@@ -44,7 +45,7 @@ class Server:
     """A server that answers calls for one object until `close`."""
 
     def __init__(
-        self, service: Service, port: int | None = None, bind_address: str = ALL_ADDRESSES
+        self, service: Service, port: int | None = None, bind_address: str = addresses.ALL_ADDRESSES
     ) -> None:
         """Listens on `port`, or on a free one, at loopback and at an address of this host.
 
@@ -86,8 +87,8 @@ class Server:
             self._free()
             raise OSError(
                 error.errno,
-                f"zmq: this host must let a server listen on {bind_address}:{port or 'a free port'}"
-                f"; it answers {error.strerror}",
+                f"zmq: this host must let a server listen on {bind_address}, port "
+                f"{port or 'any'}; it answers {error.strerror}",
             ) from error
         self._watched = (self._router.FD, self._zap.FD, self._wake)
         _open.add(self)
@@ -125,16 +126,16 @@ class Server:
 
     def _bind(self, port: int | None, bind_address: str) -> int:
         """Listens at loopback and the address; returns the port."""
-        if bind_address == ALL_ADDRESSES or bind_address.startswith("127."):
-            first, others = bind_address, []
-        else:
-            first, others = options.LOOPBACK, [bind_address]
-        self._router.bind(f"tcp://{first}:{port or '*'}")
-        endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
-        number = int(endpoint.rsplit(":", 1)[1])
-        for address in others:
-            self._router.bind(f"tcp://{address}:{number}")
-        return number
+        places = [bind_address]
+        if not (addresses.is_all(bind_address) or bind_address.startswith("127.")):
+            places = [addresses.LOOPBACK, bind_address]
+        number = str(port or "*")
+        for place in places:
+            is_ipv6 = addresses.family(place) == socket.AF_INET6
+            self._router.setsockopt(zmq.IPV6, int(is_ipv6))  # for the sockets from here on
+            self._router.bind(f"tcp://{addresses.join(place, number)}")
+            number = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1]
+        return int(number)
 
     def _free(self, linger: int = 0) -> None:
         """Closes the sockets; no thread uses them any more."""

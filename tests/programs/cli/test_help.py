@@ -92,6 +92,7 @@ def test_an_unknown_group_is_one_line(capsys):
 def test_completion_and_groups_have_the_options_of_the_parser(name, capsys):
     text = shown(capsys, name, "--help-all")
     own = ["--run-dir", "--seeds", "--jobs", "--profile", "--dry-run", "--population"]
+    own += ["--auto-resume"]
     own += [f"--pbt.{field.name}" for field in dataclasses.fields(PbtConfig)]
     lines = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
     names = sorted(line for line in lines if line.strip("-"))

@@ -39,9 +39,9 @@ def several(name="cartpole-ppo", topology="heavy_env", *, learner=None, program=
         ({"topology": "fused"}, r"topology must be"),
         (
             {"program": {"launch": "threads"}},
-            r"program\.launch must be processes or ray .* threads",
+            r"program\.launch must be processes, ray or hosts .* threads",
         ),
-        ({"program": {"launch": "launchpad"}}, r"program\.launch must be processes or ray"),
+        ({"program": {"launch": "launchpad"}}, r"program\.launch must be processes, ray or hosts"),
         ({"program": {"pacing": "lock_step"}}, r"program\.pacing must be asynchronous"),
         (
             {"program": {"num_actors": 3}},

@@ -20,7 +20,7 @@ from rlstack.programs.session.display import ProgressDisplay
 from rlstack.programs.session.run_dir import RunDir
 from rlstack.programs.session.signals import StopSignals
 from rlstack.rpc import serve, transports
-from rlstack.rpc.socket_filter import LOOPBACK
+from rlstack.rpc.addresses import LOOPBACK
 from rlstack.storage.loggers import InMemoryLogger
 from tests.programs.running import nothing_left
 

@@ -143,7 +143,7 @@ class ServerNode(_ProgramNode, lp.PyClassNode):
 
 
 class _Listen(Dereferenceable):
-    """Resolves to (port, IPv4 address to listen on) inside the node."""
+    """Resolves to (port, address to listen on) inside the node."""
 
     def __init__(self, setup: Setup, address: lp_address.Address) -> None:
         self._setup, self._address = setup, address

@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import signal
-import socket
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -20,7 +19,8 @@ from rlstack.programs.config.experiment import ProgramConfig
 from rlstack.programs.config.program_config import GROUPS, RayConfig
 from rlstack.programs.program.topologies import environment
 from rlstack.programs.session import module_path
-from rlstack.rpc.socket_filter import ALL_ADDRESSES, LOOPBACK, address_of
+from rlstack.rpc.addresses import LOOPBACK, is_all, is_loopback, split
+from rlstack.rpc.socket_filter import address_of, address_towards
 
 _STORE_BYTES = 100 << 20  # size of Ray's object store, which holds almost nothing here
 
@@ -152,13 +152,12 @@ def _own_address(head: str, interface: str) -> str:
 
     Ray would take the address of the default route, which may be missing or lead elsewhere.
     """
-    if interface not in ("", ALL_ADDRESSES):
+    if interface and not is_all(interface):
         return address_of(interface)
-    host = head.rpartition(":")[0]
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 1))  # sends nothing
-        found = str(probe.getsockname()[0])
-        return "" if found.startswith("127.") or not host else found
+    host, port = split(head)
+    with contextlib.suppress(OSError):
+        found = address_towards(host) if port else ""
+        return "" if not found or is_loopback(found) else found
     return ""
 
 

@@ -80,7 +80,7 @@ class RayNodes:
         self._token = token_file.read_text()
         self._sent: tuple[str, bytes] | None = None
         if setup.directory.is_stored:
-            self._sent = self._token, transports.secrets()
+            self._sent = self._token, transports.secret()
         self._here = str(ray.get_runtime_context().get_node_id())
         self._avoided: dict[str, float] = {}  # host -> time until which it is avoided
         self.addresses: dict[str, str] = {}
@@ -112,9 +112,14 @@ class RayNodes:
         cls = self._ray.remote(NodeRunner).options(**reserved, scheduling_strategy=where)
         node.runner = cls.remote()
         ports = int(node.definition.kind != "worker")
-        interface = self._setup.experiment.program.interface
+        program = self._setup.experiment.program
         node.call = node.runner.prepare.remote(
-            str(self._token_file), ports, interface, transports.variables(), self._sent
+            str(self._token_file),
+            ports,
+            program.interface,
+            transports.variables(),
+            program.port_range,
+            self._sent,
         )
         node.enter(PLACING)
         node.started = False

@@ -5,10 +5,10 @@ Ray only places and watches this process. Nodes call one another without Ray.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ class Placement(NamedTuple):
     host: str  # the address by which other hosts reach it
     node_id: str  # Ray's id of the host
     pid: int
-    ports: tuple[int, ...]  # free ones, for the node's servers
+    ports: tuple[int, ...]  # for the node's servers; held for them
     token: str  # the contents of the token file, as this host sees it
     versions: bytes = b""  # versions of rlstack there; empty from a version without this field
 
@@ -32,6 +32,7 @@ class NodeRunner:
     def __init__(self) -> None:
         self._stop, self._done = threading.Event(), threading.Event()
         self._end = End(ordered=True)
+        self._held = contextlib.ExitStack()  # ports, until this process ends
 
     def prepare(
         self,
@@ -39,6 +40,7 @@ class NodeRunner:
         num_ports: int,
         interface: str,
         variables: Mapping[str, str],
+        among: Sequence[int] = (),
         sent: tuple[str, bytes] | None = None,
     ) -> Placement:
         """Returns where this process runs and which ports are free.
@@ -48,8 +50,9 @@ class NodeRunner:
           num_ports: number of ports that the node will listen on.
           interface: this host's interface by which others reach the node; empty for Ray's own.
           variables: environment variables of the program's transport.
+          among: the ports to choose from; () for any.
           sent: for a run directory in an object store, which this host need not see: the contents
-            of the token file, and the secrets of the transport.
+            of the token file, and the secret of the transport.
         """
         os.environ.update(variables)
         import ray
@@ -57,22 +60,22 @@ class NodeRunner:
         from rlstack.programs.session import module_path
 
         module_path.arrange()  # Ray puts the directory of the command first
-        from rlstack.rpc import transports, versions
-        from rlstack.rpc.socket_filter import ALL_ADDRESSES, address_of
+        from rlstack.rpc import addresses, transports, versions
+        from rlstack.rpc.socket_filter import address_of
 
         try:
             token = Path(token_file).read_text()
         except OSError as error:
             token = f"({error.strerror})"
             if sent is not None:
-                token, secrets = sent
-                transports.adopt(secrets)
+                token, secret = sent
+                transports.adopt(secret)
         address = ray.util.get_node_ip_address()
-        if interface not in ("", ALL_ADDRESSES):
+        if interface and not addresses.is_all(interface):
             address = address_of(interface)
         node_id = ray.get_runtime_context().get_node_id()
-        ports = _free_ports(num_ports)
-        return Placement(address, node_id, os.getpid(), ports, token, versions.own())
+        held = [self._held.enter_context(addresses.reserve_port(among)) for _ in range(num_ports)]
+        return Placement(address, node_id, os.getpid(), tuple(held), token, versions.own())
 
     def start(
         self, program: bytes, name: str, incarnation: int, coordinator_lost: float, log: str
@@ -117,17 +120,3 @@ class NodeRunner:
             print(self._end.traceback, flush=True)
         finally:
             self._done.set()
-
-
-def _free_ports(number: int) -> tuple[int, ...]:
-    """Returns ports that are free on all of the host's addresses."""
-    probes = [
-        socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) for _ in range(number)
-    ]
-    try:
-        for probe in probes:
-            probe.bind(("", 0))
-        return tuple(int(probe.getsockname()[1]) for probe in probes)
-    finally:
-        for probe in probes:
-            probe.close()

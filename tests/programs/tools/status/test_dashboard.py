@@ -15,8 +15,8 @@ import time
 import pytest
 
 from rlstack.programs.cli import status as cli
+from rlstack.programs.session.metrics import processes
 from rlstack.programs.session.run_dir import RunDirError
-from rlstack.programs.tools.status import processes
 from rlstack.programs.tools.status.curves import Curves
 from rlstack.programs.tools.status.dashboard import Dashboard
 from rlstack.programs.tools.status.server import DashboardServer
