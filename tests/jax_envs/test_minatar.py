@@ -16,7 +16,7 @@ from tests.agent_cases import quick_jit
 
 NOTHING, LEFT, UP, RIGHT, DOWN, FIRE = range(6)
 KEY = jax.random.PRNGKey(0)
-# How a game begins, the weights of its six actions, and whether the game becomes harder.
+# How a game begins, and the weights of its six actions.
 SITUATIONS = [
     ({}, (1, 1, 1, 1, 1, 1)),
     ({}, (1, 1, 0.2, 1, 3, 4)),
@@ -41,7 +41,8 @@ class Draws:
     def rand(self):
         return self.numbers.pop(0)
 
-    def randint(self, low, high):
+    def randint(self, low, high=None):
+        low, high = (0, low) if high is None else (low, high)
         return low + int(self.numbers.pop(0) * (high - low))
 
 
@@ -51,22 +52,22 @@ def begun(change):
     return state._replace(**{k: jnp.asarray(v, getattr(state, k).dtype) for k, v in change.items()})
 
 
-def played(actions, keys):
-    """Steps of a game in each situation, which begins again when it is over: ``[T, N]``."""
-    env = Seaquest(max_steps_in_episode=10**9)
-    first = jax.tree.map(lambda *x: jnp.stack(x), *(begun(change) for change, _ in SITUATIONS))
+def played(env, first, actions, keys):
+    """Steps from states ``[N]``: states before and outcomes ``[T, N]``; a game begins again."""
+    first = jax.tree.map(lambda *x: jnp.stack([jnp.asarray(y) for y in x]), *first)
 
     def step(state, inputs):
         action, key = inputs
         outcome = jax.vmap(env.step)(key, state, action)
-        draws = jax.vmap(lambda key: jax.random.uniform(key, (5,)))(key)
         again = jax.tree.map(
-            lambda x, y: jax.vmap(jnp.where)(outcome.terminated, x, y), first, outcome.state
+            lambda x, y: jax.vmap(jnp.where)(outcome.terminated, x, y.astype(x.dtype)),
+            first,
+            outcome.state,
         )
-        return again, (outcome, draws)
+        return again, (state, outcome)
 
-    outcomes, draws = quick_jit(lambda: jax.lax.scan(step, first, (actions, keys))[1])()
-    return jax.tree.map(np.asarray, (first, outcomes, draws))
+    run = quick_jit(lambda first: jax.lax.scan(step, first, (actions, keys))[1])
+    return jax.tree.map(np.asarray, run(first))
 
 
 def at(tree, *index):
@@ -130,10 +131,12 @@ def same_steps(seed, steps, act=lambda game, action: game.act(action)):
     weights = [np.array(weights) / sum(weights) for _, weights in SITUATIONS]
     actions = np.stack([rng.choice(6, steps, p=p) for p in weights], 1).astype(np.int32)
     keys = jax.random.split(jax.random.PRNGKey(seed), (steps, len(SITUATIONS)))
-    first, outcomes, draws = played(actions, keys)
+    env = Seaquest(max_steps_in_episode=10**9)
+    states, outcomes = played(env, [begun(change) for change, _ in SITUATIONS], actions, keys)
+    draws = np.asarray(jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (5,))))(keys))
     ends = 0
     for lane in range(len(SITUATIONS)):
-        game = of_package(at(first, lane))
+        game = of_package(at(states, 0, lane))
         for t in range(steps):
             # The package draws only what it needs.
             enemy = draws[t, lane, :3] if game.e_spawn_timer == 0 else ()
@@ -148,7 +151,7 @@ def same_steps(seed, steps, act=lambda game, action: game.act(action)):
             np.testing.assert_array_equal(found.observation, game.state(), where)
             if over:
                 ends += 1
-                game = of_package(at(first, lane))
+                game = of_package(at(states, 0, lane))
     return ends
 
 
@@ -214,3 +217,143 @@ def test_without_ramping_the_game_stays_as_it_is():
         after = quick_jit(env.step)(KEY, state, UP).state
         found = [int(x) for x in (after.enemy_period, after.move_period, after.ramp)]
         assert found == periods and int(after.rescued) == 1 and int(after.oxygen) == 200
+
+
+# Each of these puts a state of gymnax's game into the package's game.
+
+
+def breakout(game, state):
+    game.ball_x, game.ball_y, game.ball_dir = map(int, (state.ball_x, state.ball_y, state.ball_dir))
+    game.last_x, game.last_y, game.pos = map(int, (state.last_x, state.last_y, state.pos))
+    game.brick_map, game.strike = state.brick_map.copy(), bool(state.strike)
+
+
+def freeway(game, state):
+    game.cars = [list(map(int, car)) for car in state.cars]
+    game.pos, game.move_timer = int(state.pos), int(state.move_timer)
+
+
+def space_invaders(game, state):
+    game.f_bullet_map, game.e_bullet_map = state.f_bullet_map.copy(), state.e_bullet_map.copy()
+    game.alien_map = state.alien_map.copy()
+    for name in ("pos", "alien_dir", "enemy_move_interval", "alien_move_timer"):
+        setattr(game, name, int(getattr(state, name)))
+    for name in ("alien_shot_timer", "ramp_index", "shot_timer"):
+        setattr(game, name, int(getattr(state, name)))
+
+
+def asterix(game, state):
+    for name in ("player_x", "player_y", "spawn_speed", "spawn_timer", "move_speed"):
+        setattr(game, name, int(getattr(state, name)))
+    for name in ("move_timer", "ramp_timer", "ramp_index"):
+        setattr(game, name, int(getattr(state, name)))
+    game.entities = [
+        [int(x), int(y), bool(right), bool(gold)] if there else None
+        for x, y, right, gold, there in state.entities
+    ]
+
+
+def differing(name, build, changes, draws=None, steps=1_500):
+    """Compares each step of gymnax's game with the package's from the same state.
+
+    Returns:
+      The differing steps: what differs, the state before, and the package's game after.
+    """
+    pytest.importorskip("minatar")
+    pytest.importorskip("gymnax")
+    from importlib import import_module
+
+    module = import_module(f"minatar.environments.{build.__name__}")
+    options = {"max_steps_in_episode": 10**9, "use_minimal_action_set": False}
+    env = make_jax_env(f"{name}-MinAtar", options)
+    first, _ = quick_jit(env.reset)(KEY)
+    keys = jax.random.split(KEY, (steps, len(changes)))
+    actions = np.random.default_rng(0).integers(0, 6, (steps, len(changes)), np.int32)
+    states, outcomes = played(env, [first.replace(**c) for c in changes], actions, keys)
+    found = []
+    for t, lane in np.ndindex(steps, len(changes)):
+        state, outcome, game = at(states, t, lane), at(outcomes, t, lane), module.Env()
+        build(game, state)
+        if draws is not None:
+            game.random = draws(game, state, outcome.state, keys[t, lane])
+        reward, over = game.act(actions[t, lane])
+        same = {
+            "reward": reward == outcome.reward,
+            "end": bool(over) == outcome.terminated,
+            "observation": (outcome.observation == game.state()).all(),
+        }
+        if wrong := {what for what, equal in same.items() if not equal}:
+            found.append((wrong, state, game))
+    return found
+
+
+class OfCars:
+    """The random numbers of Freeway that gave cars these speeds."""
+
+    def __init__(self, speeds):
+        self.speeds = speeds
+
+    def randint(self, low, high, size):
+        return np.abs(self.speeds)
+
+    def rand(self, size):
+        return np.where(self.speeds > 0, 0.9, 0.1)
+
+
+@pytest.mark.slow
+def test_breakout_and_freeway_of_gymnax_are_those_of_the_package():
+    one_brick = np.zeros((10, 10), np.float32)
+    one_brick[1, 3] = 1
+    assert not differing("Breakout", breakout, [{}, {"brick_map": one_brick}])
+
+    def draws(game, state, after, key):
+        return OfCars(after.cars[:, 3])
+
+    assert not differing("Freeway", freeway, [{}, {"pos": 1}], draws)
+
+
+@pytest.mark.slow
+def test_space_invaders_of_gymnax_differs_as_the_benchmark_says():
+    """It begins with more aliens, and bullets hit the place from which the player moves."""
+    few, low = np.zeros((2, 10, 10), np.float32)
+    few[0, 5] = low[5:8, 2:5] = 1
+    found = differing("SpaceInvaders", space_invaders, [{}, {"alien_map": few}, {"alien_map": low}])
+    assert found
+    for wrong, before, game in found:
+        assert wrong == {"end"}
+        # A bullet comes to the last row where the player was or is, and it moved.
+        assert before.pos != game.pos
+        assert before.e_bullet_map[8, before.pos] != before.e_bullet_map[8, game.pos]
+    board = make_jax_env("SpaceInvaders-MinAtar").reset(KEY)[1]
+    from minatar.environments.space_invaders import Env
+
+    assert (int(board[..., 1].sum()), int(Env().state()[..., 1].sum())) == (28, 24)
+
+
+@pytest.mark.slow
+def test_asterix_of_gymnax_differs_as_the_benchmark_says():
+    """A new thing takes a thing away where no row is free, and sometimes where one is."""
+    spawn = pytest.importorskip("gymnax.environments.minatar.asterix").spawn_entity
+    spawned = jax.jit(spawn)
+    counts = {"none free": 0, "one free": 0, "missed": 0}
+
+    def draws(game, state, after, key):
+        game.missed = False
+        if game.spawn_timer:
+            return None
+        (_, _, right, gold, there), slot = jax.tree.map(np.asarray, spawned(key, state))
+        free = [i for i, thing in enumerate(game.entities) if thing is None]
+        counts["none free"] += not free
+        counts["one free"] += len(free) == 1
+        game.missed = not there
+        counts["missed"] += bool(free) and game.missed
+        chosen = free.index(slot) if there else 0
+        return Draws(
+            [0.1 if right else 0.9, 0.1 if gold else 0.9, (chosen + 0.5) / max(len(free), 1)]
+        )
+
+    changes = [{}, {"spawn_speed": 2, "spawn_timer": 0, "player_y": 1}]
+    found = differing("Asterix", asterix, changes, draws)
+    assert found and counts["none free"] > 50 and counts["missed"]
+    assert 1 / 16 < counts["missed"] / counts["one free"] < 1 / 4
+    assert all(game.missed for _, _, game in found)
