@@ -16,6 +16,8 @@ from rlstack.references import import_named, load_object
 
 JaxEnvBuilder = Callable[..., JaxEnv | JaxGame]
 
+NAMED = {"Seaquest-MinAtar": "rlstack.jax_envs.seaquest:Seaquest"}  # own ones, beside gymnax's ids
+
 
 def make_jax_env(
     name_or_builder: str | JaxEnvBuilder, options: Mapping[str, Any] | None = None
@@ -23,10 +25,10 @@ def make_jax_env(
     """Returns the environment.
 
     Args:
-      name_or_builder: an id of gymnax such as ``"CartPole-v1"``, a name of Brax after ``brax/``
-        such as ``"brax/ant"``, one of Craftax after ``craftax/``, one of JaxMARL after
-        ``jaxmarl/``, ``"module:callable"`` of a function or class that makes a `JaxEnv` or a game
-        of several seats, or such a callable itself.
+      name_or_builder: an id of gymnax such as ``"CartPole-v1"``, one of `NAMED`, a name of Brax
+        after ``brax/`` such as ``"brax/ant"``, one of Craftax after ``craftax/``, one of JaxMARL
+        after ``jaxmarl/``, ``"module:callable"`` of a function or class that makes a `JaxEnv` or a
+        game of several seats, or such a callable itself.
       options: keyword arguments of the builder. For gymnax: fields of the environment's params,
         such as ``max_steps_in_episode``, and arguments of ``gymnax.make``. For Brax:
         ``episode_length``, and arguments of the environment, such as ``backend``. For Craftax:
@@ -99,7 +101,8 @@ def resolve(name_or_builder: str | JaxEnvBuilder) -> str | JaxEnvBuilder:
       WrongKindError: the argument is neither a name nor a callable.
     """
     if isinstance(name_or_builder, str):
-        return _load(name_or_builder) if ":" in name_or_builder else name_or_builder
+        name = NAMED.get(name_or_builder, name_or_builder)
+        return _load(name) if ":" in name else name
     if not callable(name_or_builder):
         raise WrongKindError(
             "JAX environment: name_or_builder must be a name or a callable that builds an "

@@ -25,7 +25,7 @@ class Source:
     differs: dict = dataclasses.field(default_factory=dict)  # path: (the preset's number, reason)
 
 
-MINATAR = ("breakout", "asterix", "freeway", "space-invaders")
+MINATAR = ("breakout", "asterix", "freeway", "space-invaders", "seaquest")
 ENTITY = tuple(name for name in PRESETS if name.startswith("entity-") and name.endswith("-ppo"))
 TUNED = "tuned for this game"
 

@@ -1,4 +1,4 @@
-"""Presets of MinAtar (Young and Tian 2019, arXiv:1903.03176): gymnax's games, in one program."""
+"""Presets of MinAtar (Young and Tian 2019, arXiv:1903.03176), each in one compiled program."""
 
 from __future__ import annotations
 
@@ -119,6 +119,12 @@ def minatar_space_invaders_ppo(name: str) -> Experiment:
 
 
 @preset
+def minatar_seaquest_ppo(name: str) -> Experiment:
+    """Seaquest of MinAtar by PPO, in one compiled program."""
+    return _ppo(name, "Seaquest")
+
+
+@preset
 def minatar_breakout_pqn(name: str) -> Experiment:
     """Breakout of MinAtar by PQN, in one compiled program."""
     return _pqn(name, "Breakout")
@@ -143,6 +149,12 @@ def minatar_space_invaders_pqn(name: str) -> Experiment:
 
 
 @preset
+def minatar_seaquest_pqn(name: str) -> Experiment:
+    """Seaquest of MinAtar by PQN, in one compiled program."""
+    return _pqn(name, "Seaquest")
+
+
+@preset
 def minatar_breakout_dqn(name: str) -> Experiment:
     """Breakout of MinAtar by DQN, in one compiled program."""
     return _dqn(name, "Breakout")
@@ -164,3 +176,9 @@ def minatar_freeway_dqn(name: str) -> Experiment:
 def minatar_space_invaders_dqn(name: str) -> Experiment:
     """Space Invaders of MinAtar by DQN, in one compiled program."""
     return _dqn(name, "SpaceInvaders")
+
+
+@preset
+def minatar_seaquest_dqn(name: str) -> Experiment:
+    """Seaquest of MinAtar by DQN, in one compiled program."""
+    return _dqn(name, "Seaquest")

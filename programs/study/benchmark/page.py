@@ -16,6 +16,7 @@ from rlstack.programs.tools import charts
 from rlstack.programs.tools.report import plots, statistics, tables
 from rlstack.programs.tools.report.report import Report, sentence
 from rlstack.programs.tools.report.runs import Method
+from rlstack.programs.tools.report.statistics import Statistics
 from rlstack.programs.tools.report.tables import Table
 from rlstack.storage import files
 
@@ -49,7 +50,7 @@ def pages(suite: Suite, records: Sequence[Record]) -> dict[str, str]:
         for record in records
     }
     methods = [Method(name, tasks, unfinished[name]) for name, tasks in runs.items() if tasks]
-    found = statistics.compute(methods, suite.normalisation, compare=_have_common(methods))
+    found, scaled = _statistics(suite, methods)
     groups = {
         task if len(methods) == 1 else f"{method.name}, {task}": those
         for method in methods
@@ -57,16 +58,16 @@ def pages(suite: Suite, records: Sequence[Record]) -> dict[str, str]:
     }
     drawn = {
         f"{suite.name}/{name.replace(' ', '-')}.svg": plot
-        for name, plot in plots.of_statistics(found).items()
+        for name, plot in _plots(found, scaled).items()
         if name in ("profile", "all tasks") or name.startswith("task ")
     }
     parts = [_head(suite, records), *_warnings(suite, records, Report(groups, found))]
-    if suite.normalisation is not None:
-        text = suite.normalisation.text
+    if scaled is not None and scaled.normalisation is not None:
+        text = scaled.normalisation.text
         title = f"## Scores over tasks\n\n{text[0].upper()}{text[1:]}.\n"
-        parts += [title, tables.markdown(tables.over_tasks(found)), "", _INTERVALS, ""]
+        parts += [title, tables.markdown(tables.over_tasks(scaled)), "", _INTERVALS, ""]
     parts += ["## Returns\n", tables.markdown(_returns(suite, found)), ""]
-    if suite.normalisation is None:
+    if scaled is None:
         parts += [_INTERVALS, ""]
     parts += [f"- {_of(reference)}" for reference in suite.references]
     parts += [""] * bool(suite.references)
@@ -155,6 +156,29 @@ def _reduced(suite: Suite, record: Record) -> int:
 def _method(suite: Suite, record: Record) -> str:
     reduced = _reduced(suite, record)
     return f"{record.agent} ({reduced:,} frames)" if reduced else record.agent
+
+
+def _statistics(suite: Suite, methods: Sequence[Method]) -> tuple[Statistics, Statistics | None]:
+    """Returns the statistics of all tasks, and of those that have normalised scores, if any."""
+    compare = _have_common(methods)
+    ranged = {task.name for task in suite.tasks if task.range and suite.ranges}
+    if all(task in ranged for method in methods for task in method.tasks):
+        found = statistics.compute(methods, suite.normalisation, compare=compare)
+        return found, found
+    some = [
+        method._replace(tasks={name: method.tasks[name] for name in method.tasks if name in ranged})
+        for method in methods
+        if ranged & set(method.tasks)
+    ]
+    scaled = statistics.compute(some, suite.normalisation) if some else None
+    return statistics.compute(methods, compare=compare), scaled
+
+
+def _plots(found: Statistics, scaled: Statistics | None) -> dict[str, plots.Plot]:
+    shown = plots.of_statistics(found)
+    if scaled is None or scaled is found:
+        return shown
+    return {**plots.of_statistics(scaled), **shown}
 
 
 def _have_common(methods: Sequence[Method]) -> bool:

@@ -52,7 +52,7 @@ class Task:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Options of the experiment, such as ``agent.discount``, whatever the agent is."""
     range: Range | None = None
-    """The returns that become 0 and 1; None if no source has them."""
+    """The returns that become 0 and 1; None if no source has them, for no normalised score."""
     frames: int = 0
     """Its budget; 0 for that of the suite."""
     seeds: int = 0
@@ -225,11 +225,9 @@ class Suite:
 
     @property
     def normalisation(self) -> Normalisation | None:
-        """The map of returns to scores; None if a task has no range."""
+        """The map of returns to scores, of tasks with a range; None if the suite has no ranges."""
         found = {simple_name(t.env or t.name): t.range for t in self.tasks if t.range is not None}
-        if not self.ranges or len(found) < len({t.env for t in self.tasks}):
-            return None
-        return Normalisation(f"normalised: {self.ranges}", found)
+        return Normalisation(f"normalised: {self.ranges}", found) if self.ranges else None
 
 
 def names() -> list[str]:

@@ -84,6 +84,20 @@ def test_a_page_has_the_statistics_of_the_scores():
     assert "Linux, a machine" in text and "abcdef0" in text
 
 
+def test_a_task_without_a_range_has_no_normalised_score():
+    tasks = (*SUITE.tasks, Task("C", "C-v1"))
+    suite = dataclasses.replace(SUITE, tasks=tasks, references=())
+    scores = {name: [run.result.eval_return_mean for run in ONE.tasks[name].runs] for name in "AB"}
+    made = page.pages(suite, [record("one", {**scores, "C": [1.0, 2.0, 3.0, 4.0, 5.0]})])
+    text = made["small.md"]
+    # As on the page of two tasks, without C.
+    assert cells(text, "one | 2 | 10")[3:] == cells(page.pages(SUITE, [ONE])["small.md"], "one")[3:]
+    assert cells(text, "C")[1].startswith("3.000 [")
+    assert "small/profile.svg" in made and "(small/task-C.svg)" in text
+    only = page.pages(suite, [record("one", {"C": [1.0, 2.0, 3.0, 4.0, 5.0]})])["small.md"]
+    assert "## Scores over tasks" not in only and "Brackets are 95 %" in only
+
+
 def test_a_page_has_pictures_that_stand_alone():
     made = page.pages(SUITE, [ONE])
     names = {"small/profile.svg", "small/all-tasks.svg", "small/task-A.svg", "small/task-B.svg"}
