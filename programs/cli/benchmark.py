@@ -39,9 +39,12 @@ class _BenchmarkOptions:
     """`--seeds 5` trains the seeds 1 to 5, `--seeds 3 8` 3 and 8. By default as many as the
     benchmark says: ten where one compiled program trains all seeds of a task."""
     budget: int = 0
-    """Frames of each run. By default the benchmark's: other scores are not comparable."""
+    """Frames of each run, at most those of its task. By default the benchmark's: other scores are
+    not comparable."""
     tasks: tuple[str, ...] = ()
     """The names of some tasks. By default all."""
+    settings: Literal["all", "few"] = "all"
+    """few: of tasks with many settings, only those that the benchmark names."""
     jobs: int = 1
     """Number of runs of a task at the same time, each in a process of its own."""
     launch: Literal["local", "ray"] = "local"
@@ -93,8 +96,12 @@ def _train(suite: Suite, chosen: _BenchmarkOptions, modules: tuple[str, ...]) ->
         seeds=seeds,
         frames=chosen.budget,
         tasks=chosen.tasks,
+        few=chosen.settings == "few",
         modules=modules,
     )
+    for task in () if chosen.tasks else suite.tasks:
+        if task.missing:
+            print(f"{task.name} is left out: no {', no '.join(task.missing)}", file=sys.stderr)
     runs.check(jobs)
     rate, where = row.rate, row.machine
     if chosen.measure:
@@ -127,8 +134,12 @@ def _directory(suite: Suite, agent: str, budget: int) -> Path:
 def _listed(suite: Suite) -> str:
     """Returns what `--list` shows of a suite."""
     frames = f"{suite.frames:,} frames" if suite.frames else "the frames of each task"
+    few, every = (sum(suite.runs_of(task, few) for task in suite.tasks) for few in (True, False))
+    seeds = f"{suite.seeds} seeds"
+    if few < every:
+        seeds = f"{every} runs of all settings, {few} of few"
     lines = [
-        f"{suite.name}: {suite.title}. {len(suite.tasks)} tasks, {frames}, {suite.seeds} seeds",
+        f"{suite.name}: {suite.title}. {len(suite.tasks)} tasks, {frames}, {seeds}",
         f"  tasks: {', '.join(task.name for task in suite.tasks)}",
         f"  agents: {', '.join(suite.agents)}",
         f"  protocol: {suite.protocol}",

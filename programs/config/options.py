@@ -156,6 +156,8 @@ def placed(config: T, name: str, value: Any) -> T:
 
     def set_in(inner: Any, fields: Sequence[str]) -> Any:
         field, *rest = fields
+        if isinstance(inner, dict):
+            return {**inner, field: value}
         changed = copy.copy(inner)
         new = set_in(getattr(inner, field), rest) if rest else value
         object.__setattr__(changed, field, new)

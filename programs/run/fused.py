@@ -536,6 +536,8 @@ def _log_call(
         logs = {k: np.full(episodes, v / episodes) for k, v in sums.items()}
         for prefix in prefixes:
             periodic.log(logs, prefix)
+        own = {k: np.full(episodes, v / episodes) for k, v in tally.metrics.items()}
+        periodic.log(own, "episode/")
     if learned is not None and learned[1]:
         updates, number, names, prefix = learned
         means = np.asarray(updates.logs) / number

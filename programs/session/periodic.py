@@ -18,7 +18,7 @@ from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.session.callbacks import Events
 from rlstack.programs.session.progress import Progress
 from rlstack.programs.session.result import Result, commit_at_start, machine, versions
-from rlstack.programs.session.stopping import StopRules, spent_budget
+from rlstack.programs.session.stopping import EPISODES, StopRules, spent_budget
 from rlstack.storage.loggers import Logger
 
 _log = logging.getLogger(__name__)
@@ -203,6 +203,8 @@ class PeriodicActions:
     def _write(self, frames: int, counters: Mapping[str, object]) -> None:
         self._next_log = _next_multiple(frames, self._experiment.log_period)
         logs = {**self._averages.flush(), **counters, **self._rates(frames, counters)}
+        if self._episodes:
+            logs[EPISODES] = self._episodes
         self._logger.write(frames, logs)
         self._rules.see(frames, logs)
 

@@ -23,6 +23,7 @@ from rlstack.references import call_factory, check_callable, name_of
 from rlstack.storage import jsonl
 
 RETURN = "evaluator/episode_return"
+EPISODES = "actor/episodes"  # that have ended in the run so far
 
 _AS_GOOD_AS_0 = 1e-3  # fraction of the largest learning rate that counts as 0
 _NEAR_THE_END = 0.95  # fraction of the budget after which a schedule may end without a warning
@@ -88,9 +89,11 @@ def make_rules(cfg: StopConfig) -> dict[str, StopRule]:
     """
     rules: dict[str, StopRule] = {}
     if cfg.return_reached is not None:
-        rules["stop.return_reached"] = _ReturnReached(cfg.return_reached)
+        rules["stop.return_reached"] = _Reached(RETURN, cfg.return_reached)
     if cfg.patience:
         rules["stop.patience"] = _NoProgress(cfg.patience)
+    if cfg.episodes:
+        rules["stop.episodes"] = _Reached(EPISODES, cfg.episodes)
     if cfg.factory:
         own = call_factory("Experiment: stop.factory", cfg.factory, _WANTED)
         name = name_of(cfg.factory)
@@ -149,13 +152,13 @@ class StopRules:
         return found
 
 
-class _ReturnReached:
-    def __init__(self, least: float) -> None:
-        self._least = least
+class _Reached:
+    def __init__(self, name: str, least: float) -> None:
+        self._name, self._least = name, least
 
     def __call__(self, step: int, logs: Mapping[str, Any]) -> bool | str:
-        mean = float(logs.get(RETURN, "nan"))
-        return f"{mean:g} >= {self._least:g}" if mean >= self._least else False
+        value = float(logs.get(self._name, "nan"))
+        return f"{value:g} >= {self._least:g}" if value >= self._least else False
 
 
 class _NoProgress:

@@ -34,6 +34,7 @@ def run(
     *,
     jobs: int = 1,
     launch: Launch | None = None,
+    reports: bool = True,
     stream: TextIO | None = None,
 ) -> list[Trial]:
     """Trains all trials of a study, each in a directory of its own, and writes a report.
@@ -45,6 +46,7 @@ def run(
         runs of a grid and of a population: those of the topology fused together where that is
         possible, others one after the other. The trials of a search are always processes.
       launch: starts processes, also for one job; by default `processes.here`.
+      reports: True to write a report.
       stream: receives the progress display, a line for each event, and the table; standard error by
         default.
 
@@ -62,9 +64,9 @@ def run(
         _check(_experiments(study))
     work = work._replace(root=create(study, directory))
     if isinstance(study.scheduler, SearchConfig):  # which other commands may join
-        return _train(work, {})
+        return _train(work, {}, reports=reports)
     with RunDir(work.root).claimed():
-        return _train(work, {})
+        return _train(work, {}, reports=reports)
 
 
 def create(study: Study, directory: str | Path | None = None) -> Path:

@@ -1,7 +1,7 @@
 """Several runs of the topology fused in one compiled program: their loops under ``vmap``.
 
-Runs may differ in their seed and in numbers of the agent's config that JAX can trace: numbers that
-only enter the computation, such as a learning rate, and no shapes. Each run learns what it learns
+Runs may differ in their seed, and in numbers of the agent's config and of the environment's options
+that JAX can trace: those that only enter the computation, such as a learning rate, and no shapes. Each run learns what it learns
 alone, up to rounding, because XLA joins other operations. Their directories are those of single
 runs, so that any of them can be resumed alone.
 """
@@ -48,10 +48,13 @@ from rlstack.storage.loggers import Fanout
 from rlstack.types import Array, PyTree
 
 Traced = Mapping[str, Any]  # name of an option -> its value in each run, [N]
+_OF_ENVS = "env.options."
 
 
 def can_trace(experiment: Experiment, name: str, values: Values) -> bool:
-    """Whether JAX can trace an option of the agent, so that one program can serve all its values.
+    """Whether JAX can trace an option, so that one program can serve all its values.
+
+    It is an option of the agent or of the environments.
 
     Args:
       experiment: the experiment of one of the runs.
@@ -60,15 +63,15 @@ def can_trace(experiment: Experiment, name: str, values: Values) -> bool:
     """
     some = values.ends if isinstance(values, Range) else values
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in some)
-    if not name.startswith("agent.") or not numbers:
+    if not name.startswith(("agent.", _OF_ENVS)) or not numbers:
         return False
-    env = make_batch(experiment.env.name, experiment.env.options, experiment.env.levels)
+    env = _make_batch(experiment)
     dtype = jnp.float32 if any(isinstance(v, float) for v in some) else jnp.int32
     key = jax.random.PRNGKey(0)
     keys = Keys(key, env.keys(np.arange(experiment.env.num_envs)), key, key)
 
     def run(value: Array) -> Any:
-        parts = Parts(options.placed(experiment, name, value), env)
+        parts = _parts(experiment, {name: value}, env)
         return parts.loop.run_all(parts.begin(keys), 1, NO_LIMIT)
 
     try:
@@ -170,7 +173,7 @@ class VmappedRun(FusedRun):
 
     def restart_environments(self) -> None:
         """Starts new episodes in all environments, with the current `env_keys`."""
-        loop = Parts(self.experiment, self._env).loop
+        loop = Parts(self.experiment, _make_batch(self.experiment)).loop
         self.state = jax.jit(loop.restart)(self.state, self.keys.env)
 
     def is_over(self) -> bool:
@@ -233,7 +236,7 @@ class VmappedRuns:
 
     def __init__(self, opened: Sequence[Opened], values: Mapping[str, Sequence[Option]]) -> None:
         base = self._base = opened[0].experiment
-        env = self._env = make_batch(base.env.name, base.env.options, base.env.levels)
+        env = self._env = _make_batch(base)
         parts = Parts(base, env)
         self._loop, self._step_spec = parts.loop, parts.step_specs[""]
         evaluators = _evaluators([one.experiment for one in opened], env)
@@ -347,10 +350,7 @@ class VmappedRuns:
                 self.runs[i].learner.take(split[i])
 
     def _parts(self, values: Traced) -> Parts:
-        experiment = self._base
-        for name, value in values.items():
-            experiment = options.placed(experiment, name, value)
-        parts = Parts(experiment, self._env)
+        parts = _parts(self._base, values, self._env)
         self._loop = parts.loop  # which has the names of the logs once it is traced
         return parts
 
@@ -361,6 +361,19 @@ class VmappedRuns:
         self, values: Traced, state: LoopState, iterations: Array, limit: Array, returns: Array
     ) -> tuple[LoopState, Report]:
         return self._parts(values).loop.run_all(state, iterations, limit, returns)
+
+
+def _make_batch(experiment: Experiment) -> BatchedEnv:
+    return make_batch(experiment.env.name, experiment.env.options, experiment.env.levels)
+
+
+def _parts(base: Experiment, values: Traced, env: BatchedEnv) -> Parts:
+    """Returns the loop of an experiment with traced values; `env` has the base's own options."""
+    for name, value in values.items():
+        base = options.placed(base, name, value)
+    if any(name.startswith(_OF_ENVS) for name in values):
+        env = _make_batch(base)
+    return Parts(base, env)
 
 
 def _copied(learning: Learning, sources: Array) -> Learning:

@@ -84,11 +84,24 @@ class Points(NamedTuple):
     log: bool = False  # whether each factor of ten of x has the same width
 
 
-def figure(chart: Lines | Bars | Points) -> str:
+class Radar(NamedTuple):
+    """Numbers from 0 to 1 of methods, on axes that leave one point in all directions."""
+
+    title: str
+    axes: Sequence[str]
+    shapes: Sequence[tuple[str, Sequence[float]]]  # name of the method, and a number for each axis
+    numbers: Sequence[int] = ()  # as of `Lines`
+
+
+Drawn = Lines | Bars | Radar  # charts that a picture shows
+
+
+def figure(chart: Drawn | Points) -> str:
     """Returns a chart as an HTML element, with a legend if it has curves."""
     if isinstance(chart, Lines):
         return curves_figure(chart)
-    svg = _bars(chart) if isinstance(chart, Bars) else _points_of(chart)
+    draw: Any = {Bars: _bars, Radar: _radar, Points: _points_of}[type(chart)]
+    svg = draw(chart)
     return f"<figure>{_caption(chart.title)}{svg}</figure>"
 
 
@@ -149,9 +162,9 @@ def curves_figure(
     )
 
 
-def picture(chart: Lines | Bars) -> str:
+def picture(chart: Drawn) -> str:
     """Returns a chart as an SVG file, the same for the same numbers; it needs no other file."""
-    names = [name for name, *_ in chart.curves] if isinstance(chart, Lines) else []
+    names = [] if isinstance(chart, Bars) else [name for name, *_ in _rows_of(chart)]
     svg = re.search(r"<svg.*</svg>", figure(chart), re.DOTALL)
     assert svg is not None
     head, body = svg[0].split("\n", 1)
@@ -213,9 +226,15 @@ def _curve(
     return f'<g data-curve="{escape(name)}" style="color:{_color(number)}">{"".join(parts)}</g>'
 
 
-def numbers_of(chart: Lines | Bars) -> Sequence[int]:
+def _rows_of(chart: Drawn) -> Sequence[tuple[Any, ...]]:
+    if isinstance(chart, Lines):
+        return chart.curves
+    return chart.rows if isinstance(chart, Bars) else chart.shapes
+
+
+def numbers_of(chart: Drawn) -> Sequence[int]:
     """Returns the number of the method of each curve or row; -1 for rows of no single method."""
-    rows = chart.curves if isinstance(chart, Lines) else chart.rows
+    rows = _rows_of(chart)
     return [-1] * len(rows) if chart.numbers is None else chart.numbers or range(len(rows))
 
 
@@ -264,6 +283,39 @@ def _bars(chart: Bars) -> str:
             f'text-anchor="end">{escape(name)}</text>'
         )
     return _svg(chart.title, height, parts)
+
+
+def _radar(chart: Radar) -> str:
+    middle, radius = np.array([_WIDTH / 2, _HEIGHT / 2]), _HEIGHT / 2 - 40
+    turns = 2 * np.pi * np.arange(len(chart.axes)) / len(chart.axes)
+    ways = np.stack([np.sin(turns), -np.cos(turns)], axis=1)  # the first axis goes up
+
+    def area(values: Any, style: str) -> str:
+        places = middle + radius * np.broadcast_to(values, len(ways))[:, None] * ways
+        return f'<polygon points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in places)}" {style}/>'
+
+    parts = []
+    for ring in (0.25, 0.5, 0.75, 1.0):
+        parts.append(area(ring, 'class="grid" fill="none"'))
+        x, y = middle + radius * ring * ways[0]
+        parts.append(f'<text x="{x + 4:.1f}" y="{y + 12:.1f}">{_short(ring)}</text>')
+    for name, way in zip(chart.axes, ways, strict=True):
+        (x, y), (at, height) = middle + radius * way, middle + (radius + 12) * way
+        anchor = "middle" if abs(way[0]) < 0.1 else "start" if way[0] > 0 else "end"
+        parts.append(
+            f'<line class="grid" x1="{middle[0]:.1f}" y1="{middle[1]:.1f}" x2="{x:.1f}" '
+            f'y2="{y:.1f}"/><text x="{at:.1f}" y="{height + 4:.1f}" text-anchor="{anchor}">'
+            f"{escape(name)}</text>"
+        )
+    for number, (name, values) in zip(numbers_of(chart), chart.shapes, strict=True):
+        told = ", ".join(f"{a} {v:.2f}" for a, v in zip(chart.axes, values, strict=True))
+        color = _color(number)
+        style = f'fill="{color}" fill-opacity="0.12" stroke="{color}" stroke-width="2"'
+        places = middle + radius * np.array(values)[:, None] * ways
+        marks = "".join(_mark(number, x, y) for x, y in places)
+        title = f"<title>{escape(name)}: {escape(told)}</title>"
+        parts.append(f"<g>{title}{area(np.array(values), style)}{marks}</g>")
+    return _svg(chart.title, _HEIGHT, parts)
 
 
 def _points_of(chart: Points) -> str:

@@ -43,14 +43,16 @@ class EpisodeStats(NamedTuple):
     lengths: Array  # [B] float32, the sum of their lengths
     bad: Array  # [B] uint8, the sum of what was wrong: `NOT_FINITE`, `OUTSIDE`
     no_choice: Array  # [B] int32, steps whose action mask marks no action as legal
+    metrics: dict[str, Array]  # [B] float32, by name the sum of the environments' own numbers
 
     def total(self) -> EpisodeStats:
-        """Returns the sums over the environments, ``[]``; the last two fields stay ``[B]``."""
+        """Returns the sums over the environments, ``[]``; bad and no_choice stay ``[B]``."""
         return self.numbers(lambda x: x.sum())
 
     def numbers(self, change: Callable[[Array], Array]) -> EpisodeStats:
-        """Returns the tally with each of its sums changed; the last two fields stay."""
+        """Returns the tally with each of its sums changed; bad and no_choice stay."""
         return self._replace(
+            metrics={name: change(x) for name, x in self.metrics.items()},
             frames=change(self.frames),
             episodes=change(self.episodes),
             returns=change(self.returns),
@@ -66,6 +68,7 @@ class EpisodeStats(NamedTuple):
             earlier.lengths + self.lengths,
             earlier.bad | self.bad,
             earlier.no_choice + self.no_choice,
+            {name: earlier.metrics[name] + x for name, x in self.metrics.items()},
         )
 
 
@@ -126,7 +129,8 @@ class Actors:
 
     def tally(self) -> EpisodeStats:
         """Returns a tally with all counts 0."""
-        return no_tally(self.num_envs)
+        none = no_tally(self.num_envs)
+        return none._replace(metrics=dict.fromkeys(self.env.metric_names, none.returns))
 
     def total(self, tally: EpisodeStats) -> EpisodeStats:
         """Returns the sums of a tally, for a `Report`."""
@@ -159,8 +163,12 @@ class Actors:
         bad = self._bad(received)
         none = no_choice(self._without_choice, timestep)
         returns, lengths, stepped = account(timestep, acting.returns, acting.lengths, bad, none)
+        metrics = {
+            name: jnp.where(timestep.last(), x, 0.0)
+            for name, x in self.env.episode_metrics(acting.env).items()
+        }
         acting = Acting(env, received, acted.next_state, acted.next_key, returns, lengths)
-        return acting, stepped.after(tally), transition
+        return acting, stepped._replace(metrics=metrics).after(tally), transition
 
     def begin(self, env_keys: PRNGKey, rng_key: PRNGKey) -> tuple[Acting, Played]:
         """Starts an episode in every environment, as `start` does; returns also their first steps.
@@ -238,7 +246,7 @@ class Actors:
 def no_tally(rows: int) -> EpisodeStats:
     """Returns a tally of nothing, for this number of environments."""
     none, zeros = jnp.zeros(rows, jnp.int32), jnp.zeros(rows)
-    return EpisodeStats(none, none, zeros, zeros, jnp.zeros(rows, jnp.uint8), none)
+    return EpisodeStats(none, none, zeros, zeros, jnp.zeros(rows, jnp.uint8), none, {})
 
 
 def account(
@@ -267,6 +275,7 @@ def account(
         jnp.where(last, lengths, 0).astype(jnp.float32),
         bad,
         none,
+        {},
     )
     return jnp.where(last, 0.0, returns), jnp.where(last, 0, lengths), stepped
 

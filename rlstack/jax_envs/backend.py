@@ -12,6 +12,7 @@ import numpy as np
 
 from rlstack.checks import EnvError
 from rlstack.envs.backend import PoolConfig, spec_fields
+from rlstack.envs.episode_metrics import by_name
 from rlstack.envs.nest import Nest, StepNest
 from rlstack.jax_envs.environment import BatchedEnv, BatchState, Numbered
 from rlstack.jax_envs.factory import JaxEnvBuilder, make_batch, resolve
@@ -27,6 +28,7 @@ class _Compiled(NamedTuple):
     reset: Callable[..., Any]
     step: Callable[..., Any]
     step_rows: Callable[..., Any]  # steps some rows of the batch
+    metrics: Callable[..., Any]  # numbers of the episodes that end in a state
 
 
 class _Options(dict[str, Any]):
@@ -53,7 +55,10 @@ def _compiled(builder: str | JaxEnvBuilder, options: _Options, levels: int) -> _
         after, timestep = env.step(jax.tree.map(lambda x: x[rows], state), action)
         return jax.tree.map(lambda old, new: old.at[rows].set(new), state, after), timestep
 
-    return _Compiled(env, CompiledQuickly(env.reset), jax.jit(env.step), jax.jit(step_rows))
+    metrics = jax.jit(env.episode_metrics)
+    return _Compiled(
+        env, CompiledQuickly(env.reset), jax.jit(env.step), jax.jit(step_rows), metrics
+    )
 
 
 class JaxBackend:
@@ -91,7 +96,8 @@ class JaxBackend:
         self._state: BatchState | None = None
         self._ready: deque[tuple[np.ndarray, TimeStep]] = deque()
         self._env, self._reset, self._step = env, compiled.reset, compiled.step
-        self._step_rows = compiled.step_rows
+        self._step_rows, self._metrics = compiled.step_rows, compiled.metrics
+        self._ended: dict[int, dict[str, float]] = {}  # numbers of the newest episode by its row
 
     def reset(self) -> None:
         """Starts a new episode in every environment."""
@@ -126,9 +132,8 @@ class JaxBackend:
         return np.concatenate([ids for ids, _ in parts]), together
 
     def episode_metrics(self, env_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns nothing: these environments have no numbers besides the reward."""
-        del env_ids
-        return {}
+        """Returns the numbers of the last episodes of these environments, by name."""
+        return by_name(self._ended.get(i, {}) for i in env_ids.tolist())
 
     def step_infos(self, env_ids: np.ndarray) -> list[dict[str, float]]:
         """Returns no numbers, because environments in JAX give none."""
@@ -158,4 +163,8 @@ class JaxBackend:
         self._ready.clear()
 
     def _put(self, env_ids: np.ndarray, timestep: TimeStep) -> None:
-        self._ready.append((env_ids.copy(), jax.tree.map(np.asarray, timestep)))
+        rows = jax.tree.map(np.asarray, timestep)
+        if self._env.metric_names and (ended := env_ids[rows.last()]).size:
+            found = {name: np.asarray(x) for name, x in self._metrics(self._state).items()}
+            self._ended.update({i: {n: x[i].item() for n, x in found.items()} for i in ended})
+        self._ready.append((env_ids.copy(), rows))

@@ -40,6 +40,9 @@ class JaxEnv(Protocol):
     Optional methods ``extras_spec()`` and ``extras(state)`` show further signals of the step that
     led to a state, such as a cost: a pytree of ``dm_env.specs``, and arrays of these specs.
 
+    An optional method ``episode_metrics(state)`` returns numbers to log of the episode that ended
+    in a state, ``[]`` by name; games have none.
+
     An optional method ``reset_with_index(rng_key, index)`` starts the episode, or the level, of a
     number. Without it, that is the episode of ``reset(jax.random.PRNGKey(index))``.
 
@@ -91,7 +94,10 @@ class BatchedEnv:
 
     Attributes:
       spec: the specs of one observation, one action and the extras, without a batch axis.
+      metric_names: the names of `episode_metrics`.
     """
+
+    metric_names: tuple[str, ...] = ()
 
     def __init__(self, env: JaxEnv, seats: tuple[int, ...] = (), levels: int = 0) -> None:
         """Stores the environment, and compares its functions with its specs.
@@ -129,6 +135,8 @@ class BatchedEnv:
             extras = jax.eval_shape(cast(Any, env).extras, state)
             self._check("extras", extras, own.extras)
         self._dtypes = self._common_dtypes(state, outcome.state)
+        if hasattr(env, "episode_metrics") and not seats:
+            self.metric_names = tuple(jax.eval_shape(env.episode_metrics, outcome.state))
 
     def keys(self, seeds: Sequence[int] | Array) -> PRNGKey:
         """Returns the keys ``[B, ...]`` of environments with these seeds."""
@@ -197,6 +205,16 @@ class BatchedEnv:
                 bad = (x < spec.minimum) | (x > spec.maximum)
                 found |= bad.reshape((len(found), -1)).any(axis=1)
         return found
+
+    def episode_metrics(self, state: BatchState) -> dict[str, Array]:
+        """Returns numbers of the episodes that ended in a state, ``[B]`` float32, by name.
+
+        Rows whose episode goes on have no meaning.
+        """
+        if not self.metric_names:
+            return {}
+        found = jax.vmap(cast(Any, self._env).episode_metrics)(state.env)
+        return {name: jnp.asarray(value, jnp.float32) for name, value in found.items()}
 
     @property
     def has_index(self) -> bool:

@@ -15,6 +15,7 @@ from rlstack.jax_envs.showing import SHOWN, showing
 from rlstack.references import import_named, load_object
 
 JaxEnvBuilder = Callable[..., JaxEnv | JaxGame]
+_REWARDS = "reward_noise", "reward_scale"
 
 NAMED = {"Seaquest-MinAtar": "rlstack.jax_envs.seaquest:Seaquest"}  # own ones, beside gymnax's ids
 
@@ -67,8 +68,10 @@ def make_batch(
 
     With ``levels``, actions choose among so many levels, see `BatchedEnv`.
 
-    Games of several seats have three more options: ``seat_index`` and ``critic_state`` of
-    `rlstack.jax_envs.showing.showing`, and ``joint``, with which a row is a game.
+    All have two more options, ``reward_noise`` and ``reward_scale`` of
+    `rlstack.jax_envs.rewards.ChangedRewards`. Games of several seats have another three:
+    ``seat_index`` and ``critic_state`` of `rlstack.jax_envs.showing.showing`, and ``joint``, with
+    which a row is a game.
 
     Raises:
       ValueError, WrongKindError: as `make_jax_env` and `showing` say.
@@ -76,7 +79,12 @@ def make_batch(
     """
     options = dict(options or {})
     seen = {name: options.pop(name) for name in (*SHOWN, JOINT) if name in options}
+    rewards = {name: options.pop(name) for name in _REWARDS if name in options}
     env: Any = make_jax_env(name_or_builder, options)
+    if rewards:
+        from rlstack.jax_envs.rewards import ChangedRewards
+
+        env = ChangedRewards(env, **rewards)
     if is_game(env):
         if levels:
             raise ValueError(

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlstack.programs.study.benchmark import experiments
 from rlstack.programs.study.benchmark.records import Record
 from rlstack.programs.study.benchmark.suites import Reference, Suite
 from rlstack.programs.study.benchmark.watch import Found, compare
 from rlstack.programs.tools import charts
 from rlstack.programs.tools.report import plots, statistics, tables
 from rlstack.programs.tools.report.report import Report, sentence
-from rlstack.programs.tools.report.runs import Method
+from rlstack.programs.tools.report.runs import Method, Run
 from rlstack.programs.tools.report.statistics import Statistics
 from rlstack.programs.tools.report.tables import Table
 from rlstack.storage import files
@@ -50,18 +51,43 @@ def pages(suite: Suite, records: Sequence[Record]) -> dict[str, str]:
         for record in records
     }
     methods = [Method(name, tasks, unfinished[name]) for name, tasks in runs.items() if tasks]
-    found, scaled = _statistics(suite, methods)
     groups = {
         task if len(methods) == 1 else f"{method.name}, {task}": those
         for method in methods
         for task, those in method.tasks.items()
     }
-    drawn = {
+    drawn: dict[str, charts.Drawn]
+    if suite.tags:
+        parts, drawn = experiments.sections(suite, records)
+        parts = [_head(suite, records), *_warned(_missing(suite, records)), *parts]
+    else:
+        parts, drawn = _of_returns(suite, records, methods, groups)
+    (_, seeds, *columns), rows = tables.of_versions(groups)
+    versions = _merged((("runs", seeds, *columns), rows))
+    parts += ["## Versions\n", tables.markdown(versions), ""]
+    (_, *columns), rows = tables.of_options(groups)
+    if rows:
+        changed = tables.markdown(_merged((("runs", *columns), rows)))
+        parts += ["## Options that differ from the preset\n", changed, ""]
+    text = "\n".join(parts).rstrip() + "\n"
+    return {f"{suite.name}.md": text, **{n: charts.picture(plot) for n, plot in drawn.items()}}
+
+
+def _of_returns(
+    suite: Suite,
+    records: Sequence[Record],
+    methods: Sequence[Method],
+    groups: dict[str, Sequence[Run]],
+) -> tuple[list[str], dict[str, charts.Drawn]]:
+    """Returns the parts of a page of returns, and its charts by the names of their files."""
+    found, scaled = _statistics(suite, methods)
+    drawn: dict[str, charts.Drawn] = {
         f"{suite.name}/{name.replace(' ', '-')}.svg": plot
         for name, plot in _plots(found, scaled).items()
         if name in ("profile", "all tasks") or name.startswith("task ")
     }
-    parts = [_head(suite, records), *_warnings(suite, records, Report(groups, found))]
+    texts = [*_missing(suite, records, Report(groups, found).warnings)]
+    parts = [_head(suite, records), *_warned(texts)]
     if scaled is not None and scaled.normalisation is not None:
         text = scaled.normalisation.text
         title = f"## Scores over tasks\n\n{text[0].upper()}{text[1:]}.\n"
@@ -77,15 +103,7 @@ def pages(suite: Suite, records: Sequence[Record]) -> dict[str, str]:
         parts += ["## Comparison\n", *(f"- {sentence(str(c))}" for c in found.comparisons), ""]
     parts += ["## Curves\n", *(f"![{plot.title}]({name})" for name, plot in drawn.items()), ""]
     parts += ["## Runs\n", tables.markdown(tables.of_groups(groups)), ""]
-    (_, seeds, *columns), rows = tables.of_versions(groups)
-    versions = _merged((("runs", seeds, *columns), rows))
-    parts += ["## Versions\n", tables.markdown(versions), ""]
-    (_, *columns), rows = tables.of_options(groups)
-    if rows:
-        changed = tables.markdown(_merged((("runs", *columns), rows)))
-        parts += ["## Options that differ from the preset\n", changed, ""]
-    text = "\n".join(parts).rstrip() + "\n"
-    return {f"{suite.name}.md": text, **{n: charts.picture(plot) for n, plot in drawn.items()}}
+    return parts, drawn
 
 
 def _merged(table: Table) -> Table:
@@ -95,11 +113,6 @@ def _merged(table: Table) -> Table:
     for name, *rest in rows:
         names.setdefault(tuple(rest), []).append(name)
     return columns, [["; ".join(found), *rest] for rest, found in names.items()]
-
-
-def budgets(suite: Suite, record: Record) -> list[int]:
-    """Returns the different budgets of a record's tasks."""
-    return sorted({task.experiment.frames for task in record.tasks.values()})
 
 
 def _head(suite: Suite, records: Sequence[Record]) -> str:
@@ -113,10 +126,7 @@ def _head(suite: Suite, records: Sequence[Record]) -> str:
     for record in records:
         words = [f"rlstack benchmark {suite.name}"]
         words += [f"--agent {record.agent}"] if len(suite.agents) > 1 else []
-        usual = {task.name: task.seeds or suite.seeds for task in suite.tasks}
-        made = {name: len(task.runs) + task.unfinished for name, task in record.tasks.items()}
-        if any(usual[name] != number for name, number in made.items()):
-            words += [f"--seeds {max(made.values())}"]
+        words += _choice(suite, record)
         if reduced := _reduced(suite, record):
             words += [f"--budget {reduced}"]
         lines.append(" ".join([*words, "--out docs/benchmarks"]))
@@ -131,26 +141,48 @@ def _head(suite: Suite, records: Sequence[Record]) -> str:
     return "\n".join(lines)
 
 
-def _warnings(suite: Suite, records: Sequence[Record], report: Report) -> list[str]:
-    texts = list(report.warnings)
+def _choice(suite: Suite, record: Record) -> list[str]:
+    """Returns the options that choose as many runs of each task as a record has."""
+    made = {name: len(task.runs) + task.unfinished for name, task in record.tasks.items()}
+    tasks = [task for task in suite.tasks if task.name in made]
+    for few, words in ((False, []), (True, ["--settings few"])):
+        if all(suite.runs_of(task, few) == made[task.name] for task in tasks):
+            return words
+    return [f"--seeds {max(made.values())}"]
+
+
+def _missing(suite: Suite, records: Sequence[Record], others: Sequence[str] = ()) -> Sequence[str]:
+    """Returns others' warnings and those of what records lack."""
+    texts = list(others)
     for record in records:
         if reduced := _reduced(suite, record):
+            has = f"has {reduced:,} frames a run instead of the {suite.frames:,} of the benchmark"
+            if not suite.frames:
+                has = f"has at most {reduced:,} frames a run, fewer than the benchmark"
             texts.insert(
                 0,
-                f"{record.agent} has {reduced:,} frames a run instead of the {suite.frames:,} of "
-                "the benchmark, so its scores are not comparable with published ones.",
+                f"{record.agent} {has}, so its scores are not comparable with published ones.",
             )
-        if lacking := [t.name for t in suite.tasks if t.name not in record.tasks]:
+        if lacking := [t.name for t in suite.tasks if t.name not in record.tasks and not t.files]:
             texts.append(f"{record.agent} lacks {', '.join(lacking)}.")
         if missing := sum(task.unfinished for task in record.tasks.values()):
             texts.append(f"{missing} runs of {record.agent} have not finished, and do not count.")
+    return texts
+
+
+def _warned(texts: Sequence[str]) -> list[str]:
     return [f"> Warning: {tables.plain(text)}\n" for text in texts]
 
 
 def _reduced(suite: Suite, record: Record) -> int:
-    """Returns the budget of a record if it is not the suite's, else 0."""
-    found = budgets(suite, record)
-    return found[0] if suite.frames and found != [suite.frames] and len(found) == 1 else 0
+    """Returns the budget of the runs of a record whose budget is not the suite's, 0 for none."""
+    usual = {task.name: task.frames or suite.frames for task in suite.tasks}
+    found = {
+        task.experiment.frames
+        for name, task in record.tasks.items()
+        if usual.get(name, 0) not in (0, task.experiment.frames)
+    }
+    return found.pop() if len(found) == 1 else 0
 
 
 def _method(suite: Suite, record: Record) -> str:

@@ -9,14 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rlstack.programs.config.encoding import from_json, plain, to_json
+from rlstack.programs.config.env_config import Option
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.session.result import Result, read_result
 from rlstack.programs.session.run_dir import RunDir
+from rlstack.programs.session.stopping import EPISODES
 from rlstack.programs.study.benchmark.runs import Job
 from rlstack.programs.study.benchmark.suites import Suite
 from rlstack.programs.tools.report import runs as reports
@@ -24,7 +27,8 @@ from rlstack.storage import files, jsonl
 
 _POINTS = 50  # of a curve
 _EPISODES = 100  # at the end of training
-_RETURN, _LENGTH = "actor/episode_return", "actor/episode_length"
+_RETURN, _LENGTH, _OWN = "actor/episode_return", "actor/episode_length", "episode/"
+_RATIOS = 1, 1.2, 1.4, 1.7, 2, 2.5, 3, 4, 5, 6, 7, 8, 9
 
 
 class Scored(NamedTuple):
@@ -34,6 +38,10 @@ class Scored(NamedTuple):
     last_100: float | None  # mean return of about the last 100 episodes of training
     frames: tuple[float, ...]
     returns: tuple[float, ...]  # at these frames
+    values: Mapping[str, Option] = MappingProxyType({})  # of the options of its setting
+    # "episodes": numbers of episodes since the start, and by name the sums of the environment's
+    # own numbers over these episodes.
+    totals: Mapping[str, tuple[float, ...]] = MappingProxyType({})
 
 
 class TaskRecord(NamedTuple):
@@ -81,11 +89,12 @@ def collect(suite: Suite, agent: str, jobs: Sequence[Job]) -> Record:
     tasks = {}
     for job in jobs:
         runs = []
-        for trial in sorted(job.study.trials(), key=lambda trial: trial.seed or 0):
+        seeds = len(job.study.seeds)
+        for trial in sorted(job.study.trials(), key=lambda t: (t.number // seeds, t.seed or 0)):
             path = job.path / trial.name
             if read_result(RunDir(path)) is not None:
-                runs.append(_scored(path))
-        tasks[job.task.name] = TaskRecord(job.study.base, runs, len(job.study.seeds) - len(runs))
+                runs.append(_scored(path)._replace(values=dict(trial.values)))
+        tasks[job.task.name] = TaskRecord(job.study.base, runs, job.number - len(runs))
     return Record(suite.name, agent, tasks)
 
 
@@ -117,7 +126,31 @@ def _scored(path: Path) -> Scored:
     metrics = RunDir(path).metrics
     lines = jsonl.read_logs(metrics) if metrics.exists() else []
     frames, returns = _thinned(run.frames, run.returns)
-    return Scored(run.result, _last(lines), frames, returns)
+    return Scored(run.result, _last(lines), frames, returns, totals=_totals(lines))
+
+
+def _totals(lines: Sequence[dict[str, Any]]) -> dict[str, tuple[float, ...]]:
+    """Returns the sums of environments' numbers over all episodes, at some numbers of episodes.
+
+    These are those at which bsuite writes logs, and the last one. A line of logs has the means of
+    the episodes that ended since the line before; sums within it are interpolated.
+    """
+    lines = [line for line in lines if EPISODES in line and _RETURN in line]
+    names = [name for name in (lines[-1] if lines else {}) if name.startswith(_OWN)]
+    if not names:
+        return {}
+    ended = np.array([0, *(line[EPISODES] for line in lines)], float)
+    points = [10**power * ratio for power in range(9) for ratio in _RATIOS]
+    first, last = ended[1], ended[-1]
+    at = np.array([*(point for point in points if first <= point < last), last])
+    found = {"episodes": tuple(float(f"{x:.6g}") for x in at)}
+    for name in names:
+        means = np.array([line[name] for line in lines], float)
+        sums = np.concatenate([[0.0], np.cumsum(means * np.diff(ended))])
+        found[name.removeprefix(_OWN)] = tuple(
+            float(f"{x:.6g}") for x in np.interp(at, ended, sums)
+        )
+    return found
 
 
 def _last(lines: Sequence[dict[str, Any]]) -> float | None:
@@ -168,12 +201,17 @@ def _lines(record: Record) -> Iterator[str]:
         yield f'{"," if i else ""}\n{json.dumps(name)}: {{"unfinished": {task.unfinished},\n'
         yield f' "experiment": {config},\n "runs": ['
         rows = (
-            json.dumps({**run._asdict(), "result": _plain(run.result)}, default=plain)
+            json.dumps(_filled({**run._asdict(), "result": _plain(run.result)}), default=plain)
             for run in task.runs
         )
         yield ",".join(f"\n  {row}" for row in rows)
         yield "\n ]}"
     yield "\n}}\n"
+
+
+def _filled(run: dict[str, Any]) -> dict[str, Any]:
+    """Returns a run without the mappings that are empty."""
+    return {name: dict(x) if isinstance(x, Mapping) else x for name, x in run.items() if x != {}}
 
 
 def _plain(result: Result) -> dict[str, Any]:
@@ -201,5 +239,10 @@ def _read(path: Path) -> Record:
 
 def _of_tree(run: dict[str, Any]) -> Scored:
     return Scored(
-        Result(**run["result"]), run["last_100"], tuple(run["frames"]), tuple(run["returns"])
+        Result(**run["result"]),
+        run["last_100"],
+        tuple(run["frames"]),
+        tuple(run["returns"]),
+        run.get("values", {}),
+        {name: tuple(sums) for name, sums in run.get("totals", {}).items()},
     )

@@ -6,7 +6,7 @@ import dataclasses
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
@@ -41,9 +41,14 @@ class Job(NamedTuple):
         return [result for run in runs if (result := read_result(run)) is not None]
 
     @property
+    def number(self) -> int:
+        """The number of runs."""
+        return len(self.study.trials())
+
+    @property
     def left(self) -> int:
         """The number of runs that have not finished."""
-        return len(self.study.seeds) - len(self.results())
+        return self.number - len(self.results())
 
 
 def jobs_of(
@@ -54,11 +59,12 @@ def jobs_of(
     seeds: Sequence[int] = (),
     frames: int = 0,
     tasks: Sequence[str] = (),
+    few: bool = False,
     modules: tuple[str, ...] = (),
 ) -> list[Job]:
     """Returns the tasks of a suite with their studies.
 
-    A study that exists keeps its seeds and gets those that are new.
+    A study that exists keeps its seeds and values and gets those that are new.
 
     Args:
       suite: the suite.
@@ -66,7 +72,8 @@ def jobs_of(
       root: the directory of the studies.
       seeds: the seeds; by default as many as the suite says.
       frames: another budget of each run.
-      tasks: the names of the tasks; all by default.
+      tasks: the names of the tasks; by default all whose files are there.
+      few: whether tasks with many settings have few of them.
       modules: the user's modules that the agent needs.
 
     Raises:
@@ -79,10 +86,11 @@ def jobs_of(
             f"{', '.join(unknown)}."
         )
     found = []
-    for name in tasks or known:
-        number = known[name].seeds or suite.seeds
-        chosen = tuple(seeds) or tuple(range(1, number + 1))
-        experiment, path = suite.experiment(known[name], agent, frames), root / name
+    for name in tasks or [task.name for task in suite.tasks if not task.missing]:
+        task = known[name]
+        chosen = tuple(seeds) or tuple(range(1, suite.seeds_of(task, few) + 1))
+        experiment, path = suite.experiment(task, agent, frames), root / name
+        values = task.settings(few)
         experiment = dataclasses.replace(experiment, modules=modules)
         if is_study(path):
             earlier = studies.read(path)
@@ -92,10 +100,12 @@ def jobs_of(
                     "--run-dir, or finish that study: rlstack train --resume "
                     f"{path}. rlstack diff shows what differs between two runs."
                 )
-            every = dict.fromkeys((*earlier.seeds, *chosen))
-        else:
-            every = dict.fromkeys(chosen)
-        found.append(Job(known[name], Study(experiment, tuple(every)), path))
+            chosen = tuple(dict.fromkeys((*earlier.seeds, *chosen)))
+            values = {
+                option: tuple(dict.fromkeys((*earlier.values[option], *of_task)))
+                for option, of_task in values.items()
+            }
+        found.append(Job(task, Study(experiment, chosen, values), path))
     return found
 
 
@@ -120,7 +130,9 @@ def train(
       Interrupted: SIGINT or SIGTERM was received; the same call continues.
     """
     errors = []
+    how: dict[str, Any] = {"jobs": at_once, "launch": launch, "stream": stream}
     for job in jobs:
+        reports = job.task.score is None  # others have a page of the suite only
         if not job.left:
             print(f"{job.task.name}: all runs have finished", file=lasting(stream), flush=True)
             continue
@@ -128,9 +140,9 @@ def train(
             if is_study(job.path):
                 with RunDir(job.path).claimed():
                     job.study.write(job.path)
-                training.resume(job.path, jobs=at_once, launch=launch, stream=stream)
+                training.resume(job.path, reports=reports, **how)
             else:
-                training.run(job.study, job.path, jobs=at_once, launch=launch, stream=stream)
+                training.run(job.study, job.path, reports=reports, **how)
         except FailedTrialsError as error:
             errors.append(f"{job.task.name}: {error}")
     if errors:
@@ -197,7 +209,7 @@ def cost(
         source = "as fast as the finished runs here"
     elif stored:
         source = f"at a stored rate of {stored:,.0f} frames/s, measured on {machine_of}"
-    together = 1 if at_once > 1 else max(len(job.study.seeds) for job in left)
+    together = 1 if at_once > 1 else max(job.number for job in left)
     if not may_share_a_program(left[0].study):
         together = 1
     with tempfile.TemporaryDirectory() as folder:  # in which the plan writes nothing

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -37,6 +38,25 @@ class Band:
 
 
 @dataclasses.dataclass(frozen=True)
+class Score:
+    """How the regret of all episodes of training becomes a score from 0 to 1; see `scores`."""
+
+    rule: Literal["regret", "below", "found", "accuracy"]
+    """regret: the share of `limit` that the mean regret leaves. below: whether the mean regret is
+    below `limit`. found: whether it was early enough. accuracy: half of regret, and half the share
+    of right answers at the end."""
+    limit: float
+    solves: bool = False
+    """Whether half the score is the share of runs with a good episode."""
+    after: int = 0
+    """With found: episodes that must have ended."""
+    by: str = ""
+    """The option whose values have scores of their own, of which the mean counts."""
+    bound: bool = False
+    """Whether half the score is that mean less the standard deviation of these scores."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Task:
     """A task of a suite."""
 
@@ -45,6 +65,8 @@ class Task:
     """The name of the environment; "" for that of the preset."""
     env_options: Mapping[str, Option] = dataclasses.field(default_factory=dict)
     """Options of the environment, beside those of the suite."""
+    eval_options: Mapping[str, Option] = dataclasses.field(default_factory=dict)
+    """Those that differ in evaluation."""
     slug: str = ""
     """What stands for ``{slug}`` in the names of presets."""
     presets: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -58,6 +80,29 @@ class Task:
     seeds: int = 0
     """Its number of seeds; 0 for that of the suite."""
     band: Band | None = None
+    episodes: int = 0
+    """Episodes after which a run ends and that count, if the frames do not end it before; 0: all."""
+    values: Mapping[str, tuple[Option, ...]] = dataclasses.field(default_factory=dict)
+    """The values of options in its settings, which are all combinations with all seeds."""
+    few: Mapping[str, tuple[Option, ...]] = dataclasses.field(default_factory=dict)
+    """Those of few settings, for options with fewer values then."""
+    few_seeds: int = 0
+    """The seeds of few settings; 0 for all."""
+    score: Score | None = None
+    """How all episodes of training are scored; None for a protocol of returns."""
+    tags: tuple[str, ...] = ()
+    """What it tests."""
+    files: tuple[str, ...] = ()
+    """Files that it needs. Where one is missing, the task is left out, and a line says so."""
+
+    @property
+    def missing(self) -> list[str]:
+        """The files that it needs and that are not there."""
+        return [name for name in self.files if not Path(name).expanduser().is_file()]
+
+    def settings(self, few: bool) -> dict[str, tuple[Option, ...]]:
+        """Returns the values of options in all settings, or in few."""
+        return {**self.values, **(self.few if few else {})}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,9 +139,10 @@ class Protocol:
     """How a suite measures."""
 
     name: str
-    score: Literal["final", "last_100"] = "final"
+    score: Literal["final", "last_100", "all"] = "final"
     """final: the mean return of the evaluation at the end of training. last_100: that of the last
-    100 episodes of training, as far as lines of logs tell them apart."""
+    100 episodes of training, as far as lines of logs tell them apart. all: what `Task.score` makes
+    of all episodes of training."""
     episodes: int = 20
     """Whole episodes of the final evaluation."""
     num_envs: int = 10
@@ -119,6 +165,7 @@ class Protocol:
             + ("training" if self.epsilon else "training, which takes its best actions"),
             "last_100": "the mean return of about the last 100 episodes of training, in which the "
             "agent explores",
+            "all": "a number from 0 to 1, made of the regret of all episodes of training",
         }[self.score]
         parts = [f"{self.name}. A score is {what}."]
         if self.epsilon:
@@ -161,6 +208,12 @@ class Suite:
     ranges: str = ""
     """What 0 and 1 are in normalised scores, with the source; "" if tasks have no ranges."""
     references: tuple[Reference, ...] = ()
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Options of the experiment, whatever the task and the agent are."""
+    tags: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The tags of tasks in their order, with their names in pictures."""
+    notes: tuple[str, ...] = ()
+    """What differs from the original, in sentences."""
 
     def agent(self, name: str) -> AgentRow:
         """Returns an agent of the suite, or one that starts from any preset.
@@ -177,6 +230,15 @@ class Suite:
             )
         return self.agents.get(name) or AgentRow(name)
 
+    def seeds_of(self, task: Task, few: bool = False) -> int:
+        """Returns the number of seeds of each setting of a task."""
+        return (task.few_seeds if few else 0) or task.seeds or self.seeds
+
+    def runs_of(self, task: Task, few: bool = False) -> int:
+        """Returns the number of runs of a task: all settings, or few, with their seeds."""
+        settings = task.settings(few).values()
+        return self.seeds_of(task, few) * math.prod(map(len, settings))
+
     def name_of(self, agent: str) -> str:
         """Returns the name of the agent, which may be left out where there is one."""
         return agent or next(iter(self.agents))
@@ -187,7 +249,8 @@ class Suite:
         Args:
           task: one of the tasks.
           agent: the name of an agent of the suite, or of a preset.
-          frames: another budget than the suite's; the options in ``scaled`` follow it.
+          frames: another budget than the suite's; the options in ``scaled`` follow it. A task with
+            a smaller budget of its own keeps that.
 
         Raises:
           ValueError: there is no such preset, or it does not take the suite's options.
@@ -201,7 +264,7 @@ class Suite:
                 name=task.env,
                 type=self.env_type,
                 options={**self.env_options, **task.env_options},
-                eval_options=dict(self.eval_options),
+                eval_options={**self.eval_options, **task.eval_options},
             )
             made = dataclasses.replace(made, env=env)
         if self.topology is not None:
@@ -214,10 +277,11 @@ class Suite:
             epsilon=protocol.epsilon,
         )
         made = dataclasses.replace(made, evaluator=evaluator)
-        for name, value in {**row.options, **task.options}.items():
+        ends = {"stop.episodes": task.episodes} if task.episodes else {}
+        for name, value in {**self.options, **row.options, **task.options, **ends}.items():
             value = tuple(value) if isinstance(value, list) else value
             made = options.replaced(made, name, value, f"benchmark {self.name}:")
-        frames = frames or task.frames or self.frames or made.frames
+        frames = min(frames or task.frames, task.frames or frames) or self.frames or made.frames
         for name in row.scaled:
             value = max(1, round(options.value_of(made, name) * frames / usual))
             made = options.replaced(made, name, value, f"benchmark {self.name}:")
@@ -272,6 +336,10 @@ def _task(row: Mapping[str, Any]) -> Task:
         row["band"] = Band(tuple(band["area"]), band["final"])
     if ends := row.get("range"):
         row["range"] = tuple(ends)
+    if score := row.get("score"):
+        row["score"] = Score(**score)
+    for name in ("values", "few"):
+        row[name] = {key: tuple(values) for key, values in row.get(name, {}).items()}
     return _made(Task, row)
 
 
