@@ -254,7 +254,8 @@ class Ring:
         def make_batch() -> Batch:
             return Batch(self.items(ring, cells), weights)
 
-        learning, updates, feedback = self._updater.update(learning, updates, make_batch, active)
+        made = self._updater.update(learning, updates, make_batch, active, cells)
+        learning, updates, feedback = made
         if self._updater.writes_back:
             ring = self.write_back(ring, cells, feedback.updates, ~updates.failed)
         if self._tree is not None and feedback.priorities is not None:

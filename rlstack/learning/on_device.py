@@ -242,8 +242,10 @@ class DeviceReplay:
         self._shapes, self._dtypes = [x.shape for x in leaves], [np.dtype(x.dtype) for x in leaves]
         self._zeros = [np.zeros(x.shape, x.dtype) for x in leaves]
         self._layout = Layout.of(leaves, [0] * len(leaves))
-        self._most = max(1, min(_CHUNK, _CHUNK_BYTES // max(1, self._layout.nbytes)))
-        self._waiting: list[tuple[np.ndarray, np.ndarray]] = []
+        most = max(1, min(_CHUNK, _CHUNK_BYTES // max(1, self._layout.nbytes)))
+        self._packed = self._layout.empty(most)  # the steps that wait, of which there are `_waiting`
+        self._views = [self._layout.views(*rows) for rows in zip(*self._packed, strict=True)]
+        self._waiting = 0
         self.counters = _Counters(cfg, num_envs, self._table)
         self._key, self._closed = np.asarray(rng_key), False  # in numpy, so that none donates it
         self.state = self._empty()
@@ -285,9 +287,11 @@ class DeviceReplay:
         self._append(leaves)
 
     def _append(self, leaves: list[np.ndarray]) -> None:
-        if len(self._waiting) == self._most:
+        if self._waiting == len(self._views):
             self._write_waiting()
-        self._waiting.append(self._layout.pack(leaves))
+        for view, leaf in zip(self._views[self._waiting], leaves, strict=True):
+            view[...] = leaf
+        self._waiting += 1
         self.counters.add(np.asarray(leaves[0]))
 
     def _check_all(self, where: str, env_ids: np.ndarray | None) -> None:
@@ -307,20 +311,25 @@ class DeviceReplay:
     def last_step(self) -> tuple[np.ndarray, np.ndarray]:
         """Writes all steps but the last one; returns that one for `with_steps`, or no step."""
         self._check_open("sample")
-        if not self._waiting:
-            words, octets = self._layout.pack(self._zeros)
-            return words[:0], octets[:0]
-        last = self._waiting.pop()
+        count = self._waiting
+        last = self._rows(max(0, count - 1), count)
+        self._waiting = max(0, count - 1)
         self._write_waiting()
         return last
 
+    def _rows(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns copies of steps that wait; the device may read them later."""
+        words, octets = self._packed
+        return words[first:last].copy(), octets[first:last].copy()
+
     def _write_waiting(self) -> None:
         """Writes the steps that wait, in chunks of few sizes, since each size is compiled."""
-        while count := len(self._waiting):
-            size = 1 << (count.bit_length() - 1)
-            chunk, self._waiting = self._waiting[:size], self._waiting[size:]
-            words, octets = (np.concatenate(part) for part in zip(*chunk, strict=True))
-            self.state = self._write(self.state, words, octets)
+        first = 0
+        while left := self._waiting - first:
+            last = first + (1 << (left.bit_length() - 1))
+            self.state = self._write(self.state, *self._rows(first, last))
+            first = last
+        self._waiting = 0
 
     def with_steps(self, state: RingState, words: Array, octets: Array) -> RingState:
         """Returns the content with n steps that were packed, ``[n, ...]``; pure."""
@@ -488,7 +497,7 @@ class DeviceReplay:
             self._free()
 
     def _free(self) -> None:
-        self._waiting.clear()
+        self._waiting = 0
         for leaf in jax.tree.leaves(self.state):
             leaf.delete()
 
@@ -526,7 +535,12 @@ class DeviceLearner(Learner):
             raise ValueError("DeviceLearner: there must be one device; got several.")
         agent = in_micro_batches(agent, cfg)
         self._replay, self._agent = replay, agent
-        self._updater = Updater(agent, check_finite=cfg.check_finite, devices=Devices())
+        self._updater = Updater(
+            agent,
+            check_finite=cfg.check_finite,
+            devices=Devices(),
+            keeps_cells=cfg.check_finite and self._placement.on_cpu,
+        )
         self._table = replay.table(self._updater)
         # The params are not donated, because an Inferencer may act with them.
         self._one = jax.jit(self._learned_once, donate_argnums=(1, 3))
@@ -536,7 +550,7 @@ class DeviceLearner(Learner):
         self._by_calls = has_convolutions and self._placement.on_cpu
         self._failed: Array = np.zeros((), bool)
         self._calls: list[_Call] = []
-        self._logs: dict[str, list[np.ndarray]] = {}
+        self._logs: list[dict[str, Any]] = []
 
     def update_from(self, replay_buffer: SampleReader, most: float = math.inf) -> Logs:
         """Makes all updates that the replay allows now, up to this number ever.
@@ -546,8 +560,8 @@ class DeviceLearner(Learner):
           most: the number of updates, ever, after which none is made.
 
         Returns:
-          Logs of earlier updates, and on a CPU of these, ``[n]`` each: of each call the means, once
-          for each update.
+          Logs of earlier updates, and on a CPU of these: of each call the means, once for each
+          update.
 
         Raises:
           NonFiniteError: an update gave NaN or infinity; params and learner state are as before.
@@ -558,7 +572,9 @@ class DeviceLearner(Learner):
             made = 1 if self._by_calls else count
             self._start_call(made)
             count -= made
-        self._read_calls(0 if self._placement.on_cpu else 1)
+            if self._placement.on_cpu:
+                self._read_calls(0)
+        self._read_calls(1)
         return self._taken()
 
     def last_logs(self) -> Logs:
@@ -635,22 +651,27 @@ class DeviceLearner(Learner):
         while len(self._calls) > kept:
             call = self._calls.pop(0)
             *sums, made, failed = np.asarray(call.report)
-            for name, value in zip(self._updater.names, sums, strict=True):
-                if made:
-                    self._logs.setdefault(name, []).append(np.full(int(made), value / made))
+            if made:
+                means = sums if made == 1 else [np.full(int(made), x / made) for x in sums]
+                self._logs.append(dict(zip(self._updater.names, means, strict=True)))
             if failed and self._cfg.check_finite:
                 self._raise(call, int(made))
 
     def _taken(self) -> Logs:
-        logs, self._logs = self._logs, {}
-        return {name: np.concatenate(values) for name, values in logs.items()}
+        logs, self._logs = self._logs, []
+        if len(logs) < 2:
+            return logs[0] if logs else {}
+        return {name: np.hstack([log[name] for log in logs]) for name in logs[0]}
 
     def _raise(self, call: _Call, made: int) -> None:
         """Raises the error of a call with a dropped update; since then nothing was learned."""
         self._calls.clear()
         self.version, self._failed = call.before + made, np.zeros((), bool)
-        self._replay.count_again()
         logs, batch = call.dropped
+        if self._updater.keeps_cells:  # nothing was added or drawn since
+            cells, weights = batch
+            batch = Batch(jax.jit(self._table.items)(self._replay.state, cells), weights)
+        self._replay.count_again()
         found = dict(zip(self._updater.names, np.asarray(logs), strict=True))
         raise non_finite(found, (self.params, self.learner_state), batch, self.version)
 
