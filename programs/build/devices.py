@@ -44,6 +44,12 @@ def single_process_device(experiment: Experiment) -> jax.Device | None:
     return devices.local(chosen[:1], "Experiment: inferencer.devices")[0] if chosen else None
 
 
+def learner_device(experiment: Experiment) -> jax.Device | None:
+    """Returns the first device that learns; None for JAX's default device."""
+    chosen = experiment.learner.devices
+    return devices.local(chosen[:1], "Experiment: learner.devices")[0] if chosen else None
+
+
 def actor_device(experiment: Experiment, rank: int) -> jax.Device | None:
     """Returns where an actor computes its own actions: by default on the CPU.
 

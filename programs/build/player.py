@@ -10,12 +10,13 @@ import numpy as np
 from rlstack.acting.actor import Actor, transition_spec
 from rlstack.acting.inference import Inference
 from rlstack.acting.inferencer import Inferencer
+from rlstack.agent import Agent
 from rlstack.learning.learner import Learner
 from rlstack.programs.build.agent import make_agent
-from rlstack.programs.build.devices import single_process_device
+from rlstack.programs.build.devices import learner_device, single_process_device
 from rlstack.programs.build.environments import Pool, make_env
 from rlstack.programs.build.hooks import make_step_processor
-from rlstack.programs.build.replay import make_replay
+from rlstack.programs.build.replay import Stored, check_place, make_replay
 from rlstack.programs.build.seeds import acting_key, role_key
 from rlstack.programs.config.env_config import EnvConfig
 from rlstack.programs.config.experiment import Experiment
@@ -134,8 +135,7 @@ def learning_player(experiment: Experiment, spec: EnvSpec) -> Player:
     """
     agent = make_agent(experiment, spec)
     step_spec = transition_spec(agent, spec)
-    replay = make_replay(experiment, step_spec)
-    learner = Learner(experiment.learner, agent, replay, role_key(experiment.seed, "learner"))
+    replay, learner = _replay_and_learner(experiment, agent, step_spec)
     inferencer = Inferencer(
         experiment.inferencer,
         agent,
@@ -145,6 +145,33 @@ def learning_player(experiment: Experiment, spec: EnvSpec) -> Player:
         device=single_process_device(experiment),
     )
     return Player(experiment, LearningParts(step_spec, replay, learner), inferencer)
+
+
+def _replay_and_learner(
+    experiment: Experiment, agent: Agent, spec: Transition
+) -> tuple[ReplayBuffer, Learner]:
+    """Makes a replay of the host or of the learner's device, and what learns from it.
+
+    Raises:
+      ValueError: there is not enough memory, or `check_place` refuses the experiment.
+    """
+    cfg, rng_key = experiment.learner, role_key(experiment.seed, "learner")
+    if experiment.replay.place == "host":
+        replay = make_replay(experiment, spec)
+        return replay, Learner(cfg, agent, replay, rng_key)
+    from rlstack.learning.on_device import DeviceLearner, DeviceReplay
+
+    check_place(experiment)
+    stored = Stored.of(experiment, spec)
+    held = DeviceReplay(
+        stored.cfg,
+        experiment.env.num_envs,
+        rng_key=role_key(experiment.seed, "replay"),
+        spec=stored.spec,
+        stacks=stored.stacks,
+        device=learner_device(experiment),
+    )
+    return stored.stacked(held), DeviceLearner(cfg, agent, held, rng_key)
 
 
 class Shared(Protocol):

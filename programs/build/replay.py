@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 from rlstack.configs.replay import ReplayConfig
 from rlstack.programs.build.seeds import role_seed
 from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.config.layouts import Layout
 from rlstack.programs.config.member_config import is_fixed
 from rlstack.replay import InProcessReplay, ReplayBuffer
 from rlstack.replay.memory import check_memory, spec_bytes
@@ -21,10 +23,61 @@ if TYPE_CHECKING:  # imported by experiments with stacked frames
 
 
 def make_replay(experiment: Experiment, spec: Transition) -> ReplayBuffer:
-    """Makes the replay of a single process, for steps of this `transition_spec`."""
+    """Makes the replay of a single process in the host's memory, for steps of this spec."""
     stored = Stored.of(experiment, spec)
     num_envs, seed = experiment.env.num_envs, role_seed(experiment.seed, "replay")
     return stored.stacked(InProcessReplay(stored.cfg, num_envs, seed=seed, spec=stored.spec))
+
+
+def check_place(experiment: Experiment) -> None:
+    """Checks that the replay can be where `ReplayConfig.place` says.
+
+    Raises:
+      ValueError: it cannot; the message says why, and what to change.
+    """
+    learning = [experiment]
+    if experiment.policies:
+        names = [name for name, m in experiment.policies.items() if not m.is_frozen]
+        learning = [experiment.of_policy(name) for name in names]
+    for one in learning:
+        if one.replay.place == "host" or experiment.layout.is_compiled or is_fixed(one.agent):
+            continue
+        for field, came, rule in _place_limits(one):
+            raise ValueError(
+                f"Experiment: {field} must be {rule} with replay.place device; got {came!r}. "
+                "Change it, or use --replay.place host."
+            )
+
+
+def _place_limits(experiment: Experiment) -> Iterator[tuple[str, object, str]]:
+    """Yields each field that does not fit a replay on a device, its value, and the rule."""
+    replay, learner = experiment.replay, experiment.learner
+    if experiment.layout != Layout():
+        rule = "single_process or fused, because actors in other nodes write to the host's memory"
+        yield "topology", experiment.topology, rule
+    if experiment.data:
+        yield "data", experiment.data, "empty, because recorded steps are read on the host"
+    if replay.sampler == "fifo":
+        rule = "uniform or prioritized, because steps that are learned from once gain nothing"
+        yield "replay.sampler", replay.sampler, rule
+    if replay.sampler_factory:
+        rule = "empty, because the compiled update draws the items and calls no Python for it"
+        yield "replay.sampler_factory", replay.sampler_factory, rule
+    if replay.times_limit:
+        yield "replay.max_times_sampled", replay.times_limit, "0 or None"
+    if replay.samples_per_insert is None:
+        rule = "given, because it says how many updates follow a step"
+        yield "replay.samples_per_insert", None, rule
+    if experiment.env.wait_num:
+        rule = "0, because the steps of all environments are written together"
+        yield "env.wait_num", experiment.env.wait_num, rule
+    if experiment.step_processor:
+        rule = "empty, because it may delay the steps of some environments"
+        yield "step_processor", experiment.step_processor, rule
+    if len(learner.devices) > 1:
+        yield "learner.devices", learner.devices, "one device at most"
+    if learner.minibatches == "calls":
+        yield "learner.minibatches", "calls", "auto or scan"
 
 
 def check_pace(experiment: Experiment) -> None:
@@ -74,14 +127,20 @@ def replay_bytes(experiment: Experiment, spec: Transition, runs: int = 1) -> int
     """Returns the bytes that the replay takes at most; arguments as in `announce_replay`.
 
     Raises:
-      ValueError: the machine has less memory than that, or the item processor does not fit.
+      ValueError: the machine has less memory than that (a replay on a device checks it when it is
+        made), or the item processor or `ReplayConfig.place` does not fit.
     """
     stored, num_envs = Stored.of(experiment, spec), experiment.total_envs
     if stored.cfg.item_processor:
         from rlstack.replay.episodes import check_processor
 
         check_processor(stored.cfg, stored.spec)
-    layout = experiment.layout
+    layout, device = experiment.layout, experiment.replay.place == "device"
+    if device and not layout.is_compiled:
+        from rlstack.learning.on_device import device_bytes
+
+        check_place(experiment)
+        return runs * device_bytes(stored.cfg, num_envs, stored.spec, stored.stacks)
     in_shared_memory = layout.has_nodes and not layout.has_replay_node
     is_served = layout.has_replay_node and experiment.replay.chosen_service == "table"
     if in_shared_memory or is_served:

@@ -278,7 +278,7 @@ class Experiment(Checked):
         both = self.network, self.network.of_critic()
         low = any(network.dropout or network.dtype != "float32" for network in both)
         small = not (self.may_convolve or low or self.layout.is_compiled)
-        return small and (entry is None or entry.older_runtime)
+        return small and self.replay.place == "host" and (entry is None or entry.older_runtime)
 
     @property
     def acts(self) -> bool:

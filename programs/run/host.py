@@ -23,7 +23,7 @@ from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.run.policy_set import PolicySet
 from rlstack.programs.session.periodic import PeriodicActions
 from rlstack.storage import checkpoint
-from rlstack.types import EnvSpec, PyTree, Transition
+from rlstack.types import EnvSpec, Logs, PyTree, Transition
 
 _NOTHING = contextlib.nullcontext()
 
@@ -75,6 +75,7 @@ class HostLoop(PolicySet):
             self._shared.close()
             raise
         self._started: set[str] = set()  # what this process has done once, and so has compiled
+        self._periodic: PeriodicActions | None = None  # receives the logs of updates that still run
 
     @property
     def env(self) -> Pool:
@@ -104,6 +105,7 @@ class HostLoop(PolicySet):
 
     def advance(self, periodic: PeriodicActions) -> None:
         """Acts for the steps between two updates, then learns from what the replays can give."""
+        self._periodic = periodic
         # The first calls compile, which may take minutes for a large network.
         with self._first("acting", "compiling the agent's step, and acting"):
             for _ in range(self.experiment.steps_per_update):
@@ -134,15 +136,20 @@ class HostLoop(PolicySet):
         assert replay is not None and learner is not None
         most = self.experiment.updates or math.inf
         while learner.version < most and replay.can_sample():
-            sample = replay.sample()
             with self._first(f"learner {name}", f"compiling the step of {name or 'the'} learner"):
-                try:
-                    logs = learner.step(sample)
-                except NonFiniteError as error:
-                    if name:
-                        error.before["policy"] = name  # for `rlstack rerun`
-                    raise
-            periodic.log(logs, f"{name}/learner/" if name else "learner/")
+                self._log_updates(name, periodic, lambda: learner.update_from(replay, most))
+
+    def _log_updates(
+        self, name: str, periodic: PeriodicActions, update: Callable[[], Logs]
+    ) -> None:
+        """Logs what updates of one policy return."""
+        try:
+            logs = update()
+        except NonFiniteError as error:
+            if name:
+                error.before["policy"] = name  # for `rlstack rerun`
+            raise
+        periodic.log(logs, f"{name}/learner/" if name else "learner/")
 
     def _first(self, name: str, text: str) -> AbstractContextManager:
         """Returns the context of a call, which shows the text if it is the first of this name."""
@@ -164,7 +171,10 @@ class HostLoop(PolicySet):
         return replay.stats()
 
     def stats(self) -> dict[str, object]:
-        """Returns the counters to log."""
+        """Returns the counters to log, after the logs of all updates so far."""
+        if self._periodic is not None:
+            for name, learner in self.learners.items():
+                self._log_updates(name, self._periodic, learner.last_logs)
         return super().stats() | {f"env/{key}": value for key, value in self.env.stats().items()}
 
     def save(self) -> PyTree:

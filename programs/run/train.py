@@ -22,7 +22,7 @@ from rlstack.programs.build.agent import make_agent
 from rlstack.programs.build.devices import check_devices
 from rlstack.programs.build.environments import check_opponents, environment_spec
 from rlstack.programs.build.hooks import check_hooks
-from rlstack.programs.build.replay import check_pace
+from rlstack.programs.build.replay import check_pace, check_place
 from rlstack.programs.config.encoding import to_json
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.config.member_config import is_fixed
@@ -154,6 +154,7 @@ def _check(experiment: Experiment) -> None:
     check_devices(experiment)
     check_videos(experiment)
     check_pace(experiment)
+    check_place(experiment)
     if experiment.program.metrics and not experiment.program.on_several_hosts:
         from rlstack.programs.session.metrics import server
 

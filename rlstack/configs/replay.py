@@ -45,9 +45,8 @@ class ReplayConfig(Checked):
     LAST -> FIRST is not a transition. The loss must mask episode boundaries that come later in an
     item."""
     context: int = 0
-    """Steps at the beginning of every item that only provide context, such as earlier frames.
-    `starts` and the item's params version refer to the first step after them. They are included in
-    unroll_length."""
+    """Steps at the beginning of every item, included in unroll_length, that only provide context,
+    such as earlier frames. `starts` and an item's params version refer to the step after them."""
     frame_stack: int = 0
     """Number of frames in each stacked observation (k). Every frame is then stored only once; see
     `rlstack.replay.frame_stack`. 0: observations are stored unchanged."""
@@ -83,8 +82,7 @@ class ReplayConfig(Checked):
     importance_exponent_final: float = 1.0
     """Exponent of importance weights after importance_anneal_samples."""
     importance_anneal_samples: int = 0
-    """Items sampled while importance_exponent moves linearly to its final value. 0: it stays
-    constant."""
+    """Items sampled while importance_exponent moves linearly to its final value; 0: never."""
     demonstrations: str = ""
     """Directory of a dataset whose steps are in every batch besides those of the replay; `rlstack
     record` writes one. Batch.demonstrated tells them apart. Not for fifo."""
@@ -95,14 +93,16 @@ class ReplayConfig(Checked):
     fifo, nor with sampler_factory or max_times_sampled."""
     sampler_factory: Hook = ""
     """A sampler of your own instead of uniform or prioritized, as "module:callable" of a function
-    () -> sampler; see `rlstack.replay.custom`. The sampler chooses among the items held. A Reverb
-    server has no such samplers; see service."""
+    () -> sampler, which chooses among the items held; see `rlstack.replay.custom`, and service."""
     item_processor: Hook = ""
     """What changes items where they are drawn, such as their goals in hindsight, as
     "module:callable" of a function (**options) -> processor; see `rlstack.replay.episodes`. Not for
     fifo. A Reverb server has none; see service."""
     item_processor_options: dict[str, int | float | bool | str] = field(default_factory=dict)
     """Arguments for item_processor, as names and values."""
+    place: Literal["host", "device"] = "host"
+    """Where the topology single_process has the steps. device: in the memory of the learner's
+    device, where batches are drawn in the update; not for fifo. fused always has them there."""
     service: Literal["auto", "reverb", "table"] = "auto"
     """What holds the items in the topology distributed. reverb: a Reverb server. table: rlstack's
     own table in a node of its own; it draws with the run's seed, so that a run in lock-step equals

@@ -62,15 +62,26 @@ class Layout(NamedTuple):
 
     def pack(self, tree: PyTree) -> tuple[np.ndarray, np.ndarray]:
         """Returns new arrays of words ``[1, n]`` and bytes ``[1, m]`` with a share's values."""
+        words, octets = self.empty(1)
+        leaves = self.structure.flatten_up_to(tree)
+        for target, x in zip(self.views(words[0], octets[0]), leaves, strict=True):
+            target[...] = x
+        return words, octets
+
+    def empty(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns arrays for the words ``[count, n]`` and bytes ``[count, m]`` of some shares."""
         sizes = {words: sum(x.size for x in self.leaves if x.is_words == words) for words in (1, 0)}
-        words, octets = np.empty((1, sizes[1]), np.uint32), np.empty((1, sizes[0]), np.uint8)
-        ends = {True: 0, False: 0}
-        for leaf, x in zip(self.leaves, self.structure.flatten_up_to(tree), strict=True):
+        return np.empty((count, sizes[1]), np.uint32), np.empty((count, sizes[0]), np.uint8)
+
+    def views(self, words: np.ndarray, octets: np.ndarray) -> list[np.ndarray]:
+        """Returns the leaves of a share as views of its words ``[n]`` and bytes ``[m]``."""
+        ends, found = {True: 0, False: 0}, []
+        for leaf in self.leaves:
             begin = ends[leaf.is_words]
             ends[leaf.is_words] = end = begin + leaf.size
-            target = (words if leaf.is_words else octets)[0, begin:end]
-            target.view(leaf.dtype).reshape(leaf.shape)[...] = x
-        return words, octets
+            part = (words if leaf.is_words else octets)[begin:end]
+            found.append(part.view(leaf.dtype).reshape(leaf.shape))
+        return found
 
     def unpack(self, words: Array, octets: Array) -> PyTree:
         """Returns the joined shares, in a function that JAX traces.

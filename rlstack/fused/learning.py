@@ -27,7 +27,9 @@ class Updates(NamedTuple):
     logs: Array  # [number of logs] float32, sums over the updates
     failed: Array  # [] bool, whether the last update was dropped
     failed_logs: Array  # [number of logs] float32, logs of the update that was dropped
-    batch: Batch | tuple[()]  # batch of the dropped update, zeros if none; () without the check
+    # Of the dropped update, zeros if none: its batch or, with `Updater.keeps_cells`, where its
+    # items are in replay, ``[B]`` int32, and their weights ``[B]``. () without the check.
+    batch: Any
 
 
 class Feedback(NamedTuple):
@@ -43,11 +45,21 @@ class Updater:
     Attributes:
       names: the names of the logs.
       writes_back: whether updates give new values of stored steps.
+      keeps_cells: whether the cells of a batch are kept in place of the batch, for a caller that
+        gathers the batch before the replay changes.
     """
 
-    def __init__(self, agent: Agent, *, check_finite: bool = True, devices: Devices) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        *,
+        check_finite: bool = True,
+        devices: Devices,
+        keeps_cells: bool = False,
+    ) -> None:
         """Stores the agent, which learns by its ``learner_step``, and the devices that share it."""
         self._agent, self._check_finite, self._devices = agent, check_finite, devices
+        self.keeps_cells = keeps_cells
         self.names: tuple[str, ...] = ()
         self.writes_back = agent.writes_back
         # Traced once: `none` needs its shapes, and tracing an update takes a part of a second.
@@ -70,7 +82,10 @@ class Updater:
         """
         logs = jax.eval_shape(self._step, learning, batch)[1]
         kept: Any = ()
-        if self._check_finite:
+        if self.keeps_cells:
+            size = batch.weights.shape
+            kept = jnp.zeros(size, jnp.int32), jnp.zeros(size)
+        elif self._check_finite:
             kept = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), batch)
         zeros = jnp.zeros(logs.shape)
         return Updates(zeros, jnp.zeros((), bool), zeros, kept)
@@ -81,6 +96,7 @@ class Updater:
         updates: Updates,
         make_batch: Callable[[], Batch],
         active: Array | bool | None = None,
+        cells: Array | None = None,
     ) -> tuple[Learning, Updates, Feedback]:
         """Makes one update, unless an earlier one failed.
 
@@ -90,6 +106,7 @@ class Updater:
           make_batch: returns the batch, trajectory ``[T+1, B, ...]`` and weights ``[B]``. It is
             pure, and is called again to keep the batch of an update that fails.
           active: whether to make the update, [] bool.
+          cells: where the items are in replay, for `keeps_cells`.
 
         Returns:
           The new state, the new result, and what the agent gives the items.
@@ -100,14 +117,17 @@ class Updater:
             divided = self._devices.divided
             return Batch(divided(batch.trajectory, 1), divided(batch.weights, 0))
 
-        after, logs, finite, feedback = self._step(learning, make())
+        batch = make()
+        after, logs, finite, feedback = self._step(learning, batch)
         fails = ~finite if self._check_finite else jnp.zeros((), bool)
         learned = ~fails
         if active is not None:
             active = jnp.asarray(active) & ~updates.failed
             fails, learned = active & fails, active & learned
         kept: Any = ()
-        if self._check_finite:
+        if self.keeps_cells:
+            kept = _where(fails, (cells, batch.weights), updates.batch)
+        elif self._check_finite:
             kept = _where_made(fails, make, updates.batch)
         updates = Updates(
             updates.logs + jnp.where(learned, logs, 0.0),

@@ -1,13 +1,13 @@
-"""The off-policy part of a compiled loop: a table of items over a ring of steps.
+"""A table of items over a ring of steps, in arrays; the off-policy part of a compiled loop.
 
-The rules are those of `rlstack.replay` for uniform and prioritized samplers: which items exist, how
-many are held, when a batch may be drawn, and with which probabilities and weights. The random
-numbers differ.
+`rlstack.learning.on_device` has the same table for environments on the host. The rules are those of
+`rlstack.replay` for uniform and prioritized samplers: which items exist, how many are held, when a
+batch may be drawn, and with which probabilities and weights. The random numbers differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,17 +56,37 @@ class Ring:
     Attributes:
       steps: environment steps, per environment, in one iteration.
       most_updates: the largest number of updates in one iteration.
+      rate: items that may be sampled for each item inserted, in units of 1 / `unit`.
+      unit: the number of these units in one item.
+      first_credit: `RingState.credit` at the start.
     """
 
     def __init__(
-        self, cfg: ReplayConfig, actors: Actors, updater: Updater, steps_per_update: int
+        self,
+        cfg: ReplayConfig,
+        actors: Actors,
+        updater: Updater,
+        steps_per_update: int,
+        *,
+        first_step: int = 0,
+        joined: Callable[[Transition], Transition] | None = None,
     ) -> None:
         """Stores the parts.
+
+        Args:
+          cfg: the rules of the replay.
+          actors: acts, and knows the number of environments and the agent.
+          updater: makes the updates.
+          steps_per_update: environment steps, per environment, in one iteration.
+          first_step: the step of an item at which an update reads what `Agent.read_once` names.
+          joined: returns an item as an update reads it, from an item as it is stored; None if they
+            are the same.
 
         Raises:
           ValueError: there is no samples_per_insert, or it is too large to count with.
         """
         self._cfg, self._actors, self._updater = cfg, actors, updater
+        self._first_step, self._joined = first_step, joined
         self.steps = steps_per_update
         shape = ring_shape(cfg, actors.num_envs)
         self._rows, self._items = shape.rows, shape.items
@@ -84,16 +104,16 @@ class Ring:
                 f"Ring: samples_per_insert must be within 1 % of a fraction of at most {_FINEST}; "
                 f"got {cfg.samples_per_insert}. Choose a larger --replay.samples-per-insert."
             )
-        self._rate, self.unit = rate.numerator, rate.denominator
-        self._first_credit = int(cfg.tolerance * self.unit) - self._rate * cfg.min_size
-        if max(abs(self._first_credit), self._rate * actors.num_envs) > 2**30:
+        self.rate, self.unit = rate.numerator, rate.denominator
+        self.first_credit = int(cfg.tolerance * self.unit) - self.rate * cfg.min_size
+        if max(abs(self.first_credit), self.rate * actors.num_envs) > 2**30:
             raise ValueError(
                 "Ring: samples_per_insert * min_size must be at most 2^30 / denominator; got "
                 f"{rate} * {cfg.min_size}. Choose rounder numbers."
             )
         # After an iteration less than a batch is allowed, or less than before the first sample.
-        inserted = self._rate * actors.num_envs * steps_per_update
-        first = self._first_credit + self._rate * cfg.min_size
+        inserted = self.rate * actors.num_envs * steps_per_update
+        first = self.first_credit + self.rate * cfg.min_size
         batch = self.unit * cfg.batch_size
         self.most_updates = max(1, (max(first, batch) + inserted) // batch)
         self._processor: Processor | None = None
@@ -134,7 +154,7 @@ class Ring:
             valid=jnp.zeros((self._items, self._actors.num_envs), bool),
             held=none,
             inserts=none,
-            credit=jnp.asarray(self._first_credit, jnp.int32),
+            credit=jnp.asarray(self.first_credit, jnp.int32),
             drawn=none,
             rng_key=rng_key,
             masses=() if self._tree is None else self._tree.empty(),
@@ -161,7 +181,7 @@ class Ring:
         """Returns shapes and dtypes of the batches."""
         size = self._cfg.batch_size
         cells = jax.ShapeDtypeStruct((size,), jnp.int32)
-        trajectory = jax.eval_shape(self.gather, ring, cells)
+        trajectory = jax.eval_shape(self.items, ring, cells)
         weights: Any = jax.ShapeDtypeStruct((size,), jnp.float32)
         return Batch(trajectory, weights)
 
@@ -213,22 +233,34 @@ class Ring:
 
         def learn(carry: Any) -> Any:
             learning, part, updates = carry
-            ring, cells, weights = self.draw(whole(part))
-
-            def make_batch() -> Batch:
-                return Batch(self.items(ring, cells), weights)
-
-            learning, updates, feedback = self._updater.update(learning, updates, make_batch)
-            if writes:
-                ring = self.write_back(ring, cells, feedback.updates, ~updates.failed)
-            if self._tree is not None and feedback.priorities is not None:
-                ring = self.update_priorities(ring, cells, feedback.priorities)
+            learning, ring, updates = self.learn_once(learning, whole(part), updates)
             return learning, changing(ring), updates
 
         learning, part, updates = jax.lax.while_loop(
             may_learn, learn, (learning, changing(ring), updates)
         )
         return learning, whole(part), updates
+
+    def learn_once(
+        self,
+        learning: Learning,
+        ring: RingState,
+        updates: Updates,
+        active: Array | None = None,
+    ) -> tuple[Learning, RingState, Updates]:
+        """Draws a batch and learns from it, whatever the rules allow; see `Updater.update`."""
+        ring, cells, weights = self.draw(ring)
+
+        def make_batch() -> Batch:
+            return Batch(self.items(ring, cells), weights)
+
+        made = self._updater.update(learning, updates, make_batch, active, cells)
+        learning, updates, feedback = made
+        if self._updater.writes_back:
+            ring = self.write_back(ring, cells, feedback.updates, ~updates.failed)
+        if self._tree is not None and feedback.priorities is not None:
+            ring = self.update_priorities(ring, cells, feedback.priorities)
+        return learning, ring, updates
 
     def add(self, ring: RingState, step: Transition, active: Array | bool = True) -> RingState:
         """Appends one step of every environment, and inserts the items that it completes.
@@ -242,7 +274,7 @@ class Ring:
         row, (every, first) = ring.steps_added % self._rows, self._parted(step)
         steps = ring.steps.with_row(row, every)
         # The row of the next start: the last step that is written there is that start.
-        start_row = -(-ring.steps_added // cfg.step_period) % self._start_rows
+        start_row = -(-(ring.steps_added - self._first_step) // cfg.step_period) % self._start_rows
         first_states = ring.first_states.with_row(start_row, first)
         start = ring.steps_added - cfg.unroll_length
         due = (start >= 0) & (start % cfg.step_period == 0) & active
@@ -267,7 +299,7 @@ class Ring:
             valid=jnp.asarray(ring.valid).at[cell].set(jnp.where(due, valid, replaced)),
             held=ring.held + inserted - jnp.where(due, replaced.sum(dtype=jnp.int32), 0),
             inserts=_added(ring.inserts, inserted),
-            credit=ring.credit + self._rate * inserted,
+            credit=ring.credit + self.rate * inserted,
             masses=masses,
             begins=self._with_begins(ring, row, step),
         )
@@ -351,8 +383,13 @@ class Ring:
         return (newest - (newest - index) % self._items) * self._cfg.step_period, env_ids
 
     def items(self, ring: RingState, cells: Array) -> Transition:
-        """Returns the items that were drawn last, as `gather`, with what a processor changes."""
+        """Returns the items that were drawn last as an update reads them.
+
+        They are those of `gather`, joined, with what a processor changes.
+        """
         item = self.gather(ring, cells)
+        if self._joined is not None:
+            item = self._joined(item)
         if self._processor is None:
             return item
         from rlstack.replay.episodes import Episode, checked_item, last_steps

@@ -1,5 +1,5 @@
 """Learning: the learner, which samples batches, makes updates and publishes params.
 
-May import: rlstack, rlstack.configs, rlstack.devices, rlstack.networks, rlstack.random,
-rlstack.replay, rlstack.rpc.
+May import: rlstack, rlstack.configs, rlstack.devices, rlstack.fused, rlstack.networks,
+rlstack.random, rlstack.replay, rlstack.rpc.
 """

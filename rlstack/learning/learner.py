@@ -56,6 +56,13 @@ class ReplayReader(Protocol):
         """Yields samples until `stop` returns True or the buffer is closed."""
 
 
+class SampleReader(Protocol):
+    """What gives samples when it is asked, such as a ReplayBuffer."""
+
+    def sample(self) -> SampleLike:
+        """Draws a batch of items."""
+
+
 _NO_KEYS = np.zeros(0, np.uint64)
 
 
@@ -170,6 +177,26 @@ class Learner(Node):
         started = self._start(placed, sample.batch, sample.keys)
         self.version += 1
         return self._finish(started)
+
+    def update_from(self, replay_buffer: SampleReader, most: float = math.inf) -> Logs:
+        """Makes the next updates: one here, with a sample of the replay.
+
+        Args:
+          replay_buffer: the replay, which has a sample now.
+          most: the number of updates, ever, after which none is made, above the number so far.
+
+        Returns:
+          The logs of updates, a scalar or a vector of each, of which each entry is of one update.
+
+        Raises:
+          NonFiniteError: see `step`.
+        """
+        del most
+        return self.step(replay_buffer.sample())
+
+    def last_logs(self) -> Logs:
+        """Returns the logs of updates that `update_from` has not returned; none here."""
+        return {}
 
     @property
     def carries_votes(self) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rlstack.configs.replay import ReplayConfig
@@ -191,16 +192,7 @@ class FrameStacks:
         """
         stored = sample.batch.trajectory
         frames, steps = stored.timestep.observation, slice(self._context, None)
-        trajectory = jax.tree.map(
-            lambda x: x[steps] if len(x) > 1 else x, _with_observation(stored, ())
-        )
-        ages = frames.age[steps]
-        length, batch_size = ages.shape
-        back = self._context - np.arange(self._depth)  # [k], oldest first
-        age = (ages % _ZEROS)[..., None].astype(np.int64)
-        at = np.arange(length)[:, None, None] + self._context - np.minimum(back, age)
-        where = at * batch_size + np.arange(batch_size)[:, None]  # [T+1, B, k]
-        padded = (ages >= _ZEROS)[..., None] & (back > age)
+        where, padded = self._frames_of(np, frames.age[steps])
         self._next = (self._next + 1) % BUFFERS
         leaves = []
         for i, (leaf, stacked) in enumerate(zip(frames.leaves, self._stacked, strict=True)):
@@ -212,8 +204,45 @@ class FrameStacks:
             if padded.any():
                 out[padded] = 0
             leaves.append(out)
-        joined: Trajectory = _with_observation(trajectory, self._treedef.unflatten(leaves))
-        return Sample(Batch(joined, sample.batch.weights), sample.keys)
+        return Sample(Batch(self._joined(stored, leaves), sample.batch.weights), sample.keys)
+
+    def joined(self, stored: Trajectory) -> Trajectory:
+        """Returns items ``[T+1, B, ...]`` as `join` does, in a function that JAX traces."""
+        frames, steps = stored.timestep.observation, slice(self._context, None)
+        where, padded = self._frames_of(jnp, frames.age[steps])
+        leaves = []
+        for leaf, stacked in zip(frames.leaves, self._stacked, strict=True):
+            if stacked:
+                stacks = leaf.reshape(-1, *leaf.shape[2:])[where]
+                zero = padded.reshape(padded.shape + (1,) * (leaf.ndim - 2))
+                leaves.append(jnp.where(zero, jnp.zeros((), leaf.dtype), stacks))
+            else:
+                leaves.append(leaf[steps])
+        return self._joined(stored, leaves)
+
+    def _frames_of(self, xp: Any, ages: Any) -> tuple[Any, Any]:
+        """Returns the frames of each stack, as indices of all frames, and which of them are zeros.
+
+        Args:
+          xp: the module of the arrays.
+          ages: ``[T+1, B]``, as stored.
+
+        Returns:
+          Two arrays ``[T+1, B, k]``.
+        """
+        length, batch_size = ages.shape
+        back = self._context - xp.arange(self._depth)  # [k], oldest first
+        age = (ages % _ZEROS)[..., None].astype(int)
+        at = xp.arange(length)[:, None, None] + self._context - xp.minimum(back, age)
+        where = at * batch_size + xp.arange(batch_size)[:, None]
+        return where, (ages >= _ZEROS)[..., None] & (back > age)
+
+    def _joined(self, stored: Trajectory, leaves: list[Any]) -> Trajectory:
+        """Returns items without the context steps, and with these leaves of the observations."""
+        trajectory = jax.tree.map(
+            lambda x: x[self._context :] if len(x) > 1 else x, _with_observation(stored, ())
+        )
+        return _with_observation(trajectory, self._treedef.unflatten(leaves))
 
     def _buffer(self, leaf: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         key = (leaf, self._next, shape)
