@@ -18,6 +18,7 @@ from rlstack.configs.learner import LearnerConfig
 from rlstack.programs.config import own_modules
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.config.member_config import AgentConfig, MemberConfig, kind_of_agent
+from rlstack.programs.config.program_config import ProgramConfig
 from rlstack.references import name_of
 
 
@@ -99,6 +100,16 @@ def _converter() -> cattrs.Converter:
         return structure_fields({"devices": range(count) if count > 1 else (), **fields}, kind)
 
     converter.register_structure_hook(LearnerConfig, structure_learner)
+    structure_nodes = converter.get_structure_hook(ProgramConfig)
+
+    def structure_program(value: Mapping[str, Any], kind: Any) -> ProgramConfig:
+        fields, ray = dict(value), value.get("ray")
+        if isinstance(ray, Mapping) and "on_loss" in ray:  # in configs of earlier versions
+            fields = {"on_loss": ray["on_loss"], **fields, "ray": {**ray}}
+            del fields["ray"]["on_loss"]
+        return structure_nodes(fields, kind)
+
+    converter.register_structure_hook(ProgramConfig, structure_program)
 
     def unstructure_agent(value: Any) -> dict[str, Any] | None:
         if value is None:

@@ -44,9 +44,6 @@ class RayConfig(Checked):
     ship_code: bool = False
     """Whether to send rlstack, agents and programs to every host.
     Otherwise they must be installed there, at the same path as here."""
-    on_loss: Literal["end", "resume"] = "end"
-    """What to do when the learner, replay or coordinator is lost.
-    end: the run fails. resume: it restarts from the last checkpoint."""
     lost_seconds: float = 30.0
     """Seconds without contact after which the nodes of a host are moved to other hosts."""
     place_seconds: float = 120.0
@@ -89,9 +86,14 @@ class ProgramConfig(Checked):
     trainers: Literal["one_each", "one"] = "one_each"
     """Nodes that learn, with several policies. one_each: one node for each. one: one for all."""
     on_learner_loss: Literal["end", "restart"] = "end"
-    """What to do when the learner of one of several policies is lost. end: the run fails, and
-    --resume continues it. restart: that learner continues from the last checkpoint, and the other
-    policies go on; needs pacing asynchronous, and no rounds."""
+    """What to do when the learner of one of several policies is lost. end: as on_loss says.
+    restart: that learner continues from the last checkpoint, and the other policies go on; needs
+    pacing asynchronous, and no rounds."""
+    on_loss: Literal["end", "resume"] = "end"
+    """What to do when the learner, one of several learner processes, the replay or the coordinator
+    is lost, as when its process is killed. end: the run fails, and --resume continues it. resume:
+    all nodes start again from the last checkpoint, at most max_restarts times in a row (launch
+    processes, launchpad and ray). An exception ends the run in any case."""
     launch: Literal["processes", "threads", "launchpad", "ray", "hosts"] = "processes"
     """What runs the nodes. processes: one process each, on this machine.
     threads: all nodes in this process, so that a debugger can stop in any of them.
@@ -149,6 +151,9 @@ class ProgramConfig(Checked):
         self.require("ports", fits or not self.ports, "FIRST-LAST, such as 20000-20100")
         rule = "empty with launch launchpad, which chooses ports itself"
         self.require("ports", not (self.ports and self.launch == "launchpad"), rule)
+        rule = "end with launch threads, which are lost together, and hosts, which start anew"
+        survives = self.launch not in ("threads", "hosts")
+        self.require("on_loss", self.on_loss == "end" or survives, rule)
         port = self.metrics.rpartition(":")[2]
         fits = not self.metrics or (port.isdecimal() and int(port) < 1 << 16)
         self.require("metrics", fits, "PORT or ADDRESS:PORT, such as 9100 or [::]:9100")

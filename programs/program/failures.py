@@ -45,13 +45,28 @@ def read_failures(path: Path) -> list[Failure]:
     return [failure for failure in found if {"node", "reason", "restarts"} <= failure.keys()]
 
 
+def since_restart(failures: Sequence[Failure]) -> Sequence[Failure]:
+    """Returns the failures since the whole program has started, or has started again."""
+    starts = [number for number, failure in enumerate(failures) if failure.get("program")]
+    return failures[starts[-1] + 1 :] if starts else failures
+
+
+def is_accident(failure: Failure) -> bool:
+    """Whether a failure that ended a program may be over, as a process that was killed.
+
+    It is not if the node has raised an exception, or has failed again and again.
+    """
+    follows = failure.get("secondary") or "reported_by" in failure
+    return bool(follows or not (failure.get("traceback") or failure.get("incarnation")))
+
+
 def cause(failures: Sequence[Failure]) -> Failure | None:
-    """Returns the failure that ended a program; None if there is none.
+    """Returns the failure that ended a program; None if there is none since it has started.
 
     A node that failed for good did it, unless it failed because another one had, or because the
     program was ending. The first of several is the one.
     """
-    final = [failure for failure in failures if not failure["restarts"]]
+    final = [failure for failure in since_restart(failures) if not failure["restarts"]]
     for excluded in (("secondary", "ending"), ("secondary",), ("ending",), ()):
         for failure in final:
             if not any(failure.get(name) for name in excluded):
@@ -63,4 +78,5 @@ def restart_line(failure: Failure) -> str:
     """Returns the line that tells the user of a restart."""
     reason = str(failure["reason"]).strip().splitlines() or [""]
     pause = failure.get("pause") or 0.0
-    return f"{failure['node']}: {reason[0]}; restarts in {pause:g} s"
+    what = "all nodes restart" if failure.get("program") else "restarts"
+    return f"{failure['node']}: {reason[0]}; {what} in {pause:g} s"

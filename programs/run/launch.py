@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib.util
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,13 +17,22 @@ from rlstack.programs.build.policies.members import divide
 from rlstack.programs.build.replay import announce_replay
 from rlstack.programs.config.experiment import Experiment, ProgramConfig
 from rlstack.programs.program.base import Setup
-from rlstack.programs.program.failures import cause, read_failures, release_record, reserve_record
-from rlstack.programs.session import errors
+from rlstack.programs.program.failures import (
+    cause,
+    is_accident,
+    read_failures,
+    release_record,
+    reserve_record,
+    restart_line,
+)
+from rlstack.programs.program.supervisor import End, RestartPolicy, record_failure
+from rlstack.programs.session import errors, timing
 from rlstack.programs.session.display import ProgressDisplay
 from rlstack.programs.session.profiling.profile import Updates
+from rlstack.programs.session.progress import resume_point
 from rlstack.programs.session.result import Result, read_result
 from rlstack.programs.session.run_dir import RunDir
-from rlstack.programs.session.signals import Interrupted
+from rlstack.programs.session.signals import Interrupted, StopSignals
 from rlstack.rpc import transports
 from rlstack.rpc.addresses import family
 from rlstack.rpc.socket_filter import address_of
@@ -43,6 +54,9 @@ def run_program(
 ) -> Result:
     """Runs a topology of several nodes until all of them have ended.
 
+    With `ProgramConfig.on_loss` resume, all nodes start again after the loss of one that the
+    program needs.
+
     Args:
       experiment: what to run.
       directory: the run directory.
@@ -56,29 +70,80 @@ def run_program(
       Interrupted: SIGINT or SIGTERM was received; the message says whether there is a checkpoint.
     """
     check_packages(experiment)
-    with _started(experiment, directory) as launch:
-        # An agent that does not fit, or a replay that is too large, fails here, before any node
-        # starts.
-        listens = display.listener is not None
-        setup = Setup(
-            experiment, directory, environment_spec(experiment), start_from, listens, profiled
-        )
-        for own in setup.learning:
-            if own.policy:
-                print(f"{own.policy} ", end="", file=display.stream)
-            announce_replay(own.experiment, own.step, display.stream)
-        reserve_record(str(directory.failures))
-        before = read_result(directory)  # the earlier commands' result, if this one resumes a run
-        try:
-            received = launch(setup, display)
-        finally:
-            release_record(str(directory.failures))
-    result = read_result(directory)
-    if result is not None and result != before:  # its seconds have grown
-        return result
-    if received:
-        raise Interrupted(received, saved=checkpoint.latest(directory.checkpoints) is not None)
-    raise ProgramError(_why(setup))
+    before = read_result(directory)  # the earlier commands' result, if this one resumes a run
+    limit = experiment.program.max_restarts if experiment.program.on_loss == "resume" else 0
+    restarts = RestartPolicy(limit, *timing.RESTARTS)
+    setup: Setup | None = None
+    try:
+        while True:
+            started = time.monotonic()
+            with _started(experiment, directory) as launch:
+                # An agent that does not fit, or a replay that is too large, fails here, before any
+                # node starts.
+                if setup is None:
+                    setup = _made(experiment, directory, start_from, display, profiled)
+                received = launch(setup, display)
+            result = read_result(directory)
+            if result is not None and result != before:  # its seconds have grown
+                return result
+            lived = time.monotonic() - started
+            pause = None if received else _pause(setup, restarts, lived, display)
+            if pause is not None:
+                received = _wait(pause, display)
+            if received:
+                saved = checkpoint.latest(directory.checkpoints) is not None
+                raise Interrupted(received, saved=saved)
+            if pause is None:
+                raise ProgramError(_why(setup))
+            newest = resume_point(directory)
+            setup = dataclasses.replace(setup, restored=newest or setup.restored)
+    finally:
+        release_record(str(directory.failures))
+
+
+def _made(
+    experiment: Experiment,
+    directory: RunDir,
+    start_from: Path | None,
+    display: ProgressDisplay,
+    profiled: Updates | None,
+) -> Setup:
+    """Returns the program's setup, and makes an empty record of failures."""
+    listens = display.listener is not None
+    spec = environment_spec(experiment)
+    setup = Setup(experiment, directory, spec, start_from, listens, profiled)
+    for own in setup.learning:
+        if own.policy:
+            print(f"{own.policy} ", end="", file=display.stream)
+        announce_replay(own.experiment, own.step, display.stream)
+    reserve_record(str(directory.failures))
+    return setup
+
+
+def _pause(
+    setup: Setup, restarts: RestartPolicy, lived: float, display: ProgressDisplay
+) -> float | None:
+    """Returns the seconds until all nodes start again after a loss; None if they do not."""
+    record = setup.directory.failures
+    failure = cause(read_failures(record))
+    if failure is None or not is_accident(failure):
+        return None
+    end = End(reason=str(failure["reason"]), passing=True)
+    pause = restarts.failed(lived, end)
+    if pause is not None:
+        node = str(failure["node"])
+        record_failure(str(record), node=node, end=end, restarts=True, pause=pause, program=True)
+        display.write_line(restart_line(read_failures(record)[-1]))
+    return pause
+
+
+def _wait(seconds: float, display: ProgressDisplay) -> int:
+    """Waits; returns the signal that was received meanwhile, or 0."""
+    until = time.monotonic() + seconds
+    with StopSignals(display.write_line) as signals:
+        while not signals.received and time.monotonic() < until:
+            time.sleep(timing.LAUNCHER_POLL)
+        return signals.received or 0
 
 
 _Launch = Callable[[Setup, ProgressDisplay], int]

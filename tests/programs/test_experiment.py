@@ -15,7 +15,7 @@ from rlstack.programs.build.agent import make_agent
 from rlstack.programs.build.environments import make_env
 from rlstack.programs.config import own_modules
 from rlstack.programs.config.encoding import from_json, to_json
-from rlstack.programs.config.experiment import EnvConfig, Experiment
+from rlstack.programs.config.experiment import EnvConfig, Experiment, ProgramConfig
 from rlstack.programs.config.layouts import LAYOUTS, Topology
 from rlstack.programs.config.presets import PRESETS, describe, preset
 from rlstack.programs.config.stop_config import StopConfig
@@ -192,6 +192,23 @@ def test_a_config_with_a_number_of_devices_names_the_first_ones():
         del tree["learner"]["devices"]
         tree["learner"]["num_devices"] = count
         assert from_json(json.dumps(tree)).learner.devices == devices
+
+
+def test_a_config_of_an_earlier_version_may_have_on_loss_as_an_option_of_ray():
+    tree = json.loads(to_json(preset("cartpole-ppo")))
+    assert "on_loss" not in tree["program"]["ray"]
+    for ray in ("end", "resume"):
+        old = json.loads(json.dumps(tree))
+        del old["program"]["on_loss"]
+        old["program"]["ray"] |= {"on_loss": ray, "lost_seconds": 7.0}
+        program = from_json(json.dumps(old)).program
+        assert (program.on_loss, program.ray.lost_seconds) == (ray, 7.0)
+
+
+@pytest.mark.parametrize("launch", ["threads", "hosts"])
+def test_programs_that_cannot_start_again_refuse_to_resume_by_themselves(launch):
+    with pytest.raises(ValueError, match="on_loss must be end with launch threads"):
+        ProgramConfig(launch=launch, on_loss="resume")
 
 
 def test_every_topology_has_a_layout():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlstack.programs.program.base import EVALUATING, OVER
 from rlstack.programs.program.coordinator import Coordinator
-from rlstack.programs.program.failures import read_failures, restart_line
+from rlstack.programs.program.failures import read_failures, restart_line, since_restart
 from rlstack.programs.session import timing
 from rlstack.programs.session.callbacks import received
 from rlstack.programs.session.display import ProgressDisplay
@@ -89,7 +89,7 @@ class ProgramMonitor:
         size = self._failures.stat().st_size if self._failures.exists() else 0
         if size == self._size:
             return
-        self._size, failures = size, read_failures(self._failures)
+        self._size, failures = size, since_restart(read_failures(self._failures))
         for failure in failures[self._shown :]:
             if failure["restarts"]:
                 self._display.write_line(restart_line(failure))

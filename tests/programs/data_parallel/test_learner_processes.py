@@ -12,6 +12,7 @@ from rlstack.programs.config.experiment import ProgramConfig
 from rlstack.programs.config.presets import preset
 from rlstack.programs.program.base import Setup
 from rlstack.programs.program.data_parallel import shards
+from rlstack.programs.program.failures import cause
 from rlstack.programs.program.topologies import graph_of
 from rlstack.programs.session.run_dir import RunDir
 from rlstack.storage import checkpoint
@@ -173,6 +174,29 @@ def test_a_killed_learner_process_ends_the_program_and_is_named(tmp_path, name):
         assert f"node {name} failed: killed by SIGKILL" in p.stderr
     ended = [f["node"] for f in p.failures() if not (f["restarts"] or f["secondary"])]
     assert ended == [name]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(250)
+@pytest.mark.parametrize("name", [pytest.param("learner/1", marks=pytest.mark.chosen), "learner/0"])
+def test_or_all_go_on_from_the_last_checkpoint_within_a_minute(tmp_path, name):
+    run_dir = tmp_path / "run"
+    resumes = ("--program.on-loss", "resume", "--checkpoint-period", 4000)
+    args = ppo("heavy_env", *ENDLESS, *resumes, "--run-dir", run_dir)
+    with nothing_left(), Launched(run_dir, *args) as p:
+        p.wait_for_checkpoint()
+        p.kill(name)
+        begun = time.monotonic()
+        p.wait_for(lambda: any(f.get("program") for f in p.failures()), "the restart")
+        saved = p.saved_frames()
+        assert saved > 0
+        p.wait_for(lambda: p.saved_frames() > saved, "a later checkpoint", timeout=60)
+        assert time.monotonic() - begun < 60.0
+        p.process.send_signal(signal.SIGINT)
+        code, left = p.end(30)
+        assert code == 130 and left == [], p.stderr
+        assert f"{name}: killed by SIGKILL; all nodes restart in 0.2 s" in p.stderr
+    assert cause(p.failures()) is None
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ import pytest
 
 from rlstack.configs.acting import EvaluatorConfig
 from rlstack.programs.config.presets import preset
-from rlstack.programs.config.program_config import RayConfig
 from rlstack.programs.run import train
 from rlstack.programs.run.launch import ProgramError
 from rlstack.storage import checkpoint
@@ -200,12 +199,12 @@ def test_or_it_goes_on_from_the_last_checkpoint_if_the_config_says_so(tmp_path, 
         meanwhile.wait_for(lambda: checkpoint.latest(directory / "checkpoints") is not None)
         os.kill(meanwhile.where(name)["pid"], signal.SIGKILL)
 
-    program = on(hosts, ray=RayConfig(address=hosts.address, on_loss="resume"))
+    program = on(hosts, on_loss="resume")
     experiment = ppo("distributed", frames=60_000, program=program, checkpoint_period=5000)
     with Meanwhile(directory, does):
         assert run(experiment, directory).env_frames >= 60_000
-    (failure,) = [f for f in failures(directory) if f["node"] == name]
-    assert failure["restarts"] is True
+    lost, again = [f for f in failures(directory) if f["node"] == name]
+    assert not lost["restarts"] and again["restarts"] and again["program"]
     frames = [line["env_frames"] for line in metrics(directory)]
     assert frames[0] < 5000
     assert min(np.diff(frames)) > -10_000  # back to a checkpoint, not to the start

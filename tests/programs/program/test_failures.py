@@ -6,10 +6,16 @@ from types import SimpleNamespace
 import pytest
 
 from rlstack.learning.learner import NonFiniteError
-from rlstack.programs.program.failures import cause, read_failures, restart_line
+from rlstack.programs.program.failures import (
+    cause,
+    is_accident,
+    read_failures,
+    restart_line,
+    since_restart,
+)
 from rlstack.programs.program.heartbeat import Heartbeat
 from rlstack.programs.program.stopping import NodeLostError, end_of
-from rlstack.programs.program.supervisor import record_failure
+from rlstack.programs.program.supervisor import End, record_failure
 from rlstack.programs.run import launch
 from rlstack.replay import ReplayClosedError
 from rlstack.rpc import UnavailableError
@@ -42,6 +48,27 @@ def test_a_node_that_failed_because_another_had_is_not_to_blame(record):
     nan = NonFiniteError("nan", {}, None)
     assert record("learner", nan, ending=True) == ("learner", "NonFiniteError")
     assert record("evaluator", ValueError("later"))[0] == "evaluator"
+
+
+def test_what_failed_before_the_whole_program_started_again_does_not_count(record):
+    killed = End(reason="killed by SIGKILL", passing=True)
+    record_failure(str(record.path), node="learner", end=killed, restarts=False)
+    (lost,) = failures = read_failures(record.path)
+    assert cause(failures) == lost and is_accident(lost)
+    record_failure(
+        str(record.path), node="learner", end=killed, restarts=True, pause=0.2, program=True
+    )
+    failures = read_failures(record.path)
+    assert cause(failures) is None and since_restart(failures) == []
+    assert restart_line(failures[-1]) == "learner: killed by SIGKILL; all nodes restart in 0.2 s"
+    assert record("learner", FloatingPointError("nan")) == ("learner", "FloatingPointError")
+    assert not is_accident(cause(read_failures(record.path)))
+
+
+def test_a_node_that_failed_again_and_again_is_no_accident(record):
+    killed = End(reason="killed by SIGKILL", passing=True)
+    record_failure(str(record.path), node="actor/0", end=killed, restarts=False, incarnation=10)
+    assert not is_accident(cause(read_failures(record.path)))
 
 
 def test_a_node_that_is_lost_is_named_though_another_reports_it(record):

@@ -6,9 +6,7 @@ launcher binds once Ray has placed each node.
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import dataclasses
 import secrets
 import time
 from collections.abc import Iterator
@@ -28,11 +26,10 @@ from rlstack.programs.program.launch.ray.nodes import (
     RayNodes,
 )
 from rlstack.programs.program.launch.ray.runner import Placement
-from rlstack.programs.program.supervisor import End, RestartPolicy, record_failure
+from rlstack.programs.program.supervisor import End, record_failure
 from rlstack.programs.program.topologies import graph_of
 from rlstack.programs.session import timing
 from rlstack.programs.session.display import ProgressDisplay
-from rlstack.programs.session.progress import resume_point
 from rlstack.programs.session.signals import StopSignals
 
 
@@ -48,30 +45,16 @@ def run_ray(setup: Setup, display: ProgressDisplay) -> int:
     """Runs the nodes on a cluster; returns the signal that was received, or 0."""
     program = setup.experiment.program
     setup.directory.node_logs.mkdir(exist_ok=True)
-    limit = program.max_restarts if program.ray.on_loss == "resume" else 0
-    restarts = RestartPolicy(limit, *timing.RESTARTS)
-    incarnations: collections.Counter[str] = collections.Counter()
     policies, processes = len(setup.learning), setup.experiment.learner.processes
     with (
         StopSignals(display.write_line) as signals,
         cluster.joined(program, policies, processes) as ray,
+        _token(setup.directory.path) as token_file,
     ):
-        while True:
-            started = time.monotonic()
-            with _token(setup.directory.path) as token_file:
-                nodes = RayNodes(ray, setup, graph_of(setup), token_file)
-                loss = _RayProgram(setup, nodes, incarnations, signals).run(display)
-            if loss is None:
-                break
-            pause = None
-            if loss.by_accident and not signals.received:
-                pause = restarts.failed(time.monotonic() - started)
-            _record(setup, loss.node, loss.end, pause)
-            if pause is None:
-                break
-            time.sleep(pause)
-            newest = resume_point(setup.directory)
-            setup = dataclasses.replace(setup, restored=newest or setup.restored)
+        nodes = RayNodes(ray, setup, graph_of(setup), token_file)
+        loss = _RayProgram(setup, nodes, signals).run(display)
+        if loss is not None:
+            _record(setup, loss.node, loss.end, None)
         return signals.received or 0
 
 
@@ -99,18 +82,11 @@ def _record(setup: Setup, node: RayNode, end: End, pause: float | None) -> None:
 
 
 class _RayProgram:
-    """One attempt at the program, from placing its nodes to the end of the last."""
+    """The program, from placing its nodes to the end of the last."""
 
-    def __init__(
-        self,
-        setup: Setup,
-        nodes: RayNodes,
-        incarnations: collections.Counter[str],
-        signals: StopSignals,
-    ) -> None:
-        """Places nothing yet; `incarnations` counts each node's starts over all attempts."""
+    def __init__(self, setup: Setup, nodes: RayNodes, signals: StopSignals) -> None:
+        """Places nothing yet."""
         self._setup, self._nodes, self._signals = setup, nodes, signals
-        self._incarnations = incarnations
         self._coordinator = nodes.named("coordinator")
         self._monitor: ProgramMonitor | None = None
         self._moved: dict[str, str] = {}  # new addresses that the coordinator does not know yet
@@ -137,7 +113,6 @@ class _RayProgram:
         cfg, nodes = self._setup.experiment.program.ray, self._nodes
         for wave in nodes.waves():
             for node in wave:
-                node.incarnation = self._incarnations[node.name]
                 nodes.place(node, nodes.first_place(node))
             while any(node.state == PLACING and node.placement is None for node in wave):
                 if self._signals.received:
@@ -223,7 +198,6 @@ class _RayProgram:
         """Schedules a node's restart, or the end of the program."""
         lived = time.monotonic() - node.since
         self._nodes.drop(node)
-        self._incarnations[node.name] += 1
         if not node.definition.restartable:
             node.enter(ENDED)
             node.end_checked = True
@@ -238,7 +212,7 @@ class _RayProgram:
             node.end_checked = True
             self._loss, self._lost_at = _Loss(node, end, False), 0.0
             return
-        node.incarnation = self._incarnations[node.name]
+        node.incarnation += 1
         node.enter(PAUSED)
         node.until, node.end_checked = node.since + pause, False
 
