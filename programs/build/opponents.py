@@ -30,7 +30,7 @@ from rlstack.programs.config.env_config import EnvConfig, OpponentsConfig
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.session.run_config import read_config
 from rlstack.programs.session.run_dir import RunDir
-from rlstack.storage import checkpoint
+from rlstack.storage import checkpoint, files
 from rlstack.types import EnvSpec, PyTree, TimeStep
 
 
@@ -145,7 +145,7 @@ def checkpoint_of(run: str | os.PathLike[str], field: str) -> Path:
     Raises:
       ValueError: there is no checkpoint; the message names `field`, the config field of the run.
     """
-    path = Path(run).absolute()
+    path = files.local(run).absolute()
     try:
         if path.name == "best" and path.parent.name == "checkpoints":
             path = checkpoint.latest(path) or path

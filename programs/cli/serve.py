@@ -66,7 +66,8 @@ def _serve_http(chosen: _ServeOptions) -> None:
     policy = load(chosen.run_dir, params=chosen.params, greedy=greedy, policy=chosen.name)
     players = Players(policy, chosen.max_players)
     with PolicyServer(players, chosen.port, chosen.origins) as server:
-        print(f"{server.address} acts with {chosen.run_dir}; Ctrl-C ends it", flush=True)
+        name = RunDir(chosen.run_dir).name
+        print(f"{server.address} acts with {name}; Ctrl-C ends it", flush=True)
         _until_signal(functools.partial(server.serve_forever, _POLL), server.shutdown)
 
 
@@ -82,7 +83,8 @@ def _serve_games(chosen: _ServeOptions) -> None:
         tell=functools.partial(print, flush=True),
     )
     try:
-        print(f"{server.address} acts with {chosen.run_dir}; Ctrl-C ends it", flush=True)
+        name = RunDir(chosen.run_dir).name
+        print(f"{server.address} acts with {name}; Ctrl-C ends it", flush=True)
         _until_signal(server.serve_forever, server.shutdown)
     finally:
         server.close()

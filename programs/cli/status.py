@@ -10,7 +10,7 @@ from pathlib import Path
 import tyro
 
 from rlstack.programs.cli.options import UsageError, parse
-from rlstack.programs.session.run_dir import RunDirError
+from rlstack.programs.session.run_dir import RunDir, RunDirError
 from rlstack.programs.tools.serve.local_http import PortError
 
 
@@ -69,7 +69,7 @@ def _dashboard(args: list[str]) -> None:
 
     chosen = parse(_DashboardOptions, "rlstack dashboard", args)
     with DashboardServer(Dashboard(chosen.directory, chosen.limit), chosen.port) as server:
-        print(f"{server.address} shows {chosen.directory}; Ctrl-C ends it", flush=True)
+        print(f"{server.address} shows {RunDir(chosen.directory).name}; Ctrl-C ends it", flush=True)
         server.serve_forever()
 
 

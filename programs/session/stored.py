@@ -20,13 +20,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlstack.programs.session import run_lock, timing
 from rlstack.programs.session.run_lock import ClaimLostError, RunLock, RunLockedError, holder_of
-from rlstack.programs.session.signals import Interrupted
+from rlstack.programs.session.signals import Interrupted, at_sudden_end
 from rlstack.storage import files
 from rlstack.storage.mirror import MANIFEST, STATE, Manifest, Mirror
 from rlstack.storage.objects import ChangedError, Objects, StoreAwayError, StoreError
@@ -109,7 +109,8 @@ def _fetch(folder: Path, part: str) -> None:
     if _is_written_here(mirror):
         return
     found = Manifest.read(objects)
-    if found is None and not folder.is_dir():
+    if found is None and not (folder / STATE).is_file():
+        _fetched[folder, part] = time.monotonic()
         return
     with _alone(folder):
         mirror = Mirror(folder, objects)
@@ -120,14 +121,23 @@ def _fetch(folder: Path, part: str) -> None:
             if mirror.ahead and (found is None or mirror.continues(manifest)):
                 return  # a command that was killed here has written more than the store has
             _set_aside(mirror)
+            damaged: list[str] = []
+            error: StoreError | None = None
             try:
-                mirror.pull(manifest, lambda n: n.startswith(f"{part}/") if part else "/" not in n)
+                damaged = mirror.pull(
+                    manifest, lambda n: n.startswith(f"{part}/") if part else "/" not in n
+                )
+            except StoreError as raised:
+                error = raised
+            if not (damaged or error):
                 break
-            except StoreError:
-                newer = Manifest.read(objects)
-                if newer is None or newer[0].revision == manifest.revision:
-                    raise
-                found = newer
+            newer = Manifest.read(objects)
+            if newer is None or newer[0].revision == manifest.revision:
+                if error is not None:
+                    raise error
+                _tell_damage(damaged)
+                break
+            found = newer
         run_lock.write(folder / ".lock", manifest.holder)
     _fetched[folder, part] = time.monotonic()
     _tidy(folder)
@@ -193,7 +203,7 @@ class _Writer:
         self._objects = _objects(folder)
         self._manifest, self._tag = Manifest(), ""
         self._beaten = time.monotonic()
-        self._away_seconds = float(os.environ.get(AWAY) or timing.STORE_AWAY)
+        self._away_seconds = _number(AWAY, timing.STORE_AWAY)
         self._unneeded: list[str] = []  # pieces that an earlier manifest names
         self._error: StoreError | ClaimLostError | None = None
         self._ended = threading.Event()
@@ -246,7 +256,7 @@ class _Writer:
         mirror = self._mirror
         if not self._continues:
             _set_aside(mirror)
-            mirror.pull(self._manifest, lambda name: True)
+            _tell_damage(mirror.pull(self._manifest, lambda name: True))
         mirror.run, mirror.ahead, mirror.marks = self._manifest.run, True, [mirror.mark]
         mirror.save()
 
@@ -260,7 +270,7 @@ class _Writer:
             except ClaimLostError as error:
                 self._error = error
                 return
-            except (StoreError, OSError) as error:
+            except Exception as error:
                 if not told:
                     _log.warning("%s The run goes on in %s.", error, self._folder)
                 told = True
@@ -332,19 +342,12 @@ class _Writer:
         self._thread.join()
         if isinstance(self._error, ClaimLostError):
             raise self._error
-        until = time.monotonic() + (0.0 if self._error else self._away_seconds)
-        while True:
-            try:
-                if self._sync(holder={}):
-                    break
-                error: Exception = StoreError(f"{self._folder} changes all the time.")
-            except (StoreError, OSError) as failure:
-                if isinstance(failure, ClaimLostError):
-                    raise
-                error = failure
-            if time.monotonic() > until:
-                raise self._left(error) from error
-            time.sleep(timing.STORE_PERIOD / 10)
+        # Ctrl-C ends a command of `rlstack` at once now.
+        done = at_sudden_end(lambda: os.write(2, f"{self._left()}\n".encode()))
+        try:
+            self._store_all()
+        finally:
+            done()
         if not self._manifest.files:  # the directory is free for another run
             self._objects.delete([MANIFEST, *self._unneeded])
         self._mirror.ahead = False
@@ -353,10 +356,28 @@ class _Writer:
             self._objects.delete(self._unneeded)
         _tidy(self._folder)
 
-    def _left(self, error: Exception) -> StoreAwayError:
-        url = self._objects.url
+    def _store_all(self) -> None:
+        until, told = time.monotonic() + (0.0 if self._error else self._away_seconds), False
+        while True:
+            try:
+                if self._sync(holder={}):
+                    return
+                error: Exception = StoreError(f"{self._folder} changes all the time.")
+            except ClaimLostError:
+                raise
+            except (StoreError, OSError) as failure:
+                error = failure
+            if time.monotonic() > until:
+                raise self._left(error) from error
+            if not told:
+                _log.warning("%s This command waits up to %g s.", error, self._away_seconds)
+            told = True
+            time.sleep(timing.STORE_PERIOD / 10)
+
+    def _left(self, error: Exception | None = None) -> StoreAwayError:
+        url, why = self._objects.url, f"{error} " if error else ""
         return StoreAwayError(
-            f"{error} {url} has not all files of the run; those are in {self._folder}. "
+            f"{why}{url} has not all files of the run; those are in {self._folder}. "
             f"rlstack train --resume {url} on this host stores them and goes on. {AWAY} says for "
             f"how long a run goes on without its store ({self._away_seconds:g})."
         )
@@ -437,6 +458,20 @@ def _set_aside(mirror: Mirror) -> None:
     )
 
 
+def _tell_damage(damaged: Sequence[str]) -> None:
+    for text in damaged:
+        _log.warning("%s It is left out.", text)
+
+
+def _number(variable: str, default: float) -> float:
+    """Returns the number in an environment variable."""
+    text = os.environ.get(variable) or str(default)
+    try:
+        return float(text)
+    except ValueError:
+        raise StoreError(f"{variable} must be a number; got {text!r}.") from None
+
+
 def _forget(mirror: Mirror) -> int:
     """Removes a copy that has nothing of its own; returns its bytes."""
     if mirror.ahead:
@@ -459,7 +494,7 @@ def _tidy(kept: Path) -> None:
             size = sum(copied.size for copied in mirror.files.values())
             found.append((state.stat().st_mtime, size, mirror))
     total = sum(size for _, size, _ in found)
-    bound = float(os.environ.get(BOUND) or 20) * 1e9
+    bound = _number(BOUND, 20.0) * 1e9
     for used, _, mirror in sorted(found, key=lambda one: one[0]):
         if total > bound and mirror.folder != kept and time.time() > used + _IN_USE:
             with _alone(mirror.folder):

@@ -160,8 +160,8 @@ RAY_AVOID_HOST = 60.0
 
 # Object stores.
 
-# Between two looks at the run directory for what the store lacks. A look with changes makes two
-# requests that cost money, and readers see the run with this delay.
+# Between two looks at the run directory for what the store lacks. A look with changes makes
+# several requests, which cost money, and readers see the run with this delay.
 STORE_PERIOD = 10.0
 # A command on another host is taken for dead when its lease has not changed for this long: six
 # periods, or the time of eight pieces of a file on a slow link.

@@ -81,7 +81,7 @@ def export(
         raise ValueError(f"export: format must be {', '.join(get_args(Format))}; got {format!r}.")
     _require_package(format)
     policy = load(run_dir, params=params, spec=spec)
-    path = Path(run_dir) / f"policy.{format}" if out is None else Path(out)
+    path = files.local(run_dir) / f"policy.{format}" if out is None else Path(out)
     description: dict[str, Any] = {"format": format, **_description(policy)}
     batch = None
     if format == "npz":

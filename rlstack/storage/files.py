@@ -34,7 +34,7 @@ def local(path: str | os.PathLike[str]) -> Path:
     if not parts or any(part in (".", "..") or set(part) & set("@?#") for part in parts):
         raise ValueError(
             f"{scheme}: a URL must be like {scheme}://BUCKET/PATH, without a user, a query or dots "
-            "as names. Credentials are in environment variables (docs/cluster.md)."
+            "as names. Credentials are in environment variables (docs/using_runs.md)."
         )
     return copies().joinpath(scheme, *parts)
 

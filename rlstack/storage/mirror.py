@@ -24,7 +24,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import json
-import logging
 import os
 import re
 import secrets
@@ -43,9 +42,7 @@ _PIECE = 8 << 20  # bytes of a piece; some are in memory at the same time
 _FULL = 1 << 18  # bytes from which the last piece of a log stays as it is
 _AT_ONCE = 8  # requests at the same time
 _LOOKS = 5  # times that a folder is looked at until it rests
-_MAY_BE_DAMAGED = ("checkpoints", "replay")  # where readers look for an older one
-
-_log = logging.getLogger(__name__)
+_IN_ORDER = ("checkpoints", "replay", "learners")  # folders whose files belong together
 
 
 class Piece(NamedTuple):
@@ -161,10 +158,13 @@ class Mirror:
 
     # From the store.
 
-    def pull(self, manifest: Manifest, wanted: Callable[[str], bool]) -> None:
+    def pull(self, manifest: Manifest, wanted: Callable[[str], bool]) -> list[str]:
         """Makes the wanted files as the store has them, and removes those that it no longer has.
 
-        Files are whole or absent. A damaged file of a checkpoint is left out with a warning.
+        Files are whole or absent.
+
+        Returns:
+          What is wrong with the damaged files of checkpoints, which are left out.
 
         Raises:
           StoreError: a piece is missing or is not what was written.
@@ -179,18 +179,21 @@ class Mirror:
             for name, pieces in manifest.files.items()
             if wanted(name) and not self._has(name, pieces)
         ]
+        damaged = []
         try:
             with _workers() as pool:
-                for name, copied in zip(
-                    needed,
-                    pool.map(lambda name: self._pulled(name, manifest.files[name]), needed),
-                    strict=True,
-                ):
-                    if copied is not None:
+                found = pool.map(lambda name: self._pulled(name, manifest.files[name]), needed)
+                for name, copied in zip(needed, found, strict=True):
+                    if isinstance(copied, Copied):
                         self.files[name] = copied
+                    else:
+                        damaged.append(copied)
             self.run, self.revision = manifest.run, manifest.revision
         finally:
+            for name in needed:
+                _remove_empty(self.folder, name)  # the folders of what is damaged
             self.save()
+        return damaged
 
     def _has(self, name: str, pieces: list[Piece]) -> bool:
         copied = self.files.get(name)
@@ -200,7 +203,7 @@ class Mirror:
             and _stat(self.folder / name) == copied.stat
         )
 
-    def _pulled(self, name: str, pieces: list[Piece]) -> Copied | None:
+    def _pulled(self, name: str, pieces: list[Piece]) -> Copied | str:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -209,10 +212,9 @@ class Mirror:
                     for piece in pieces:
                         file.write(self._content(piece))
         except StoreError as error:
-            if "is damaged" not in str(error) or name.split("/")[0] not in _MAY_BE_DAMAGED:
+            if "is damaged" not in str(error) or name.split("/")[0] not in _IN_ORDER:
                 raise
-            _log.warning("%s It is left out.", error)
-            return None
+            return str(error)
         stat = _stat(path)
         assert stat is not None
         return Copied(pieces, stat)
@@ -254,19 +256,20 @@ class Mirror:
           between: called after each piece.
 
         Returns:
-          The files for the manifest; None if files change all the time, so that the folder has no
-          state that can be stored.
+          The files for the manifest; None if checkpoints change all the time. Another file that
+          does, such as a database, may be torn, until it is written again.
 
         Raises:
           StoreError: the store refuses it.
           StoreAwayError: the store does not answer; what is written already is not written again.
           OSError: a file cannot be read.
         """
-        for _ in range(_LOOKS):
+        for look in range(_LOOKS):
             found = dict(_scan(self.folder))
             with contextlib.suppress(FileNotFoundError):
                 self._push(found, between)
-                if _at_rest(found) == _at_rest(dict(_scan(self.folder))):
+                strict = look < _LOOKS - 1
+                if _at_rest(found, strict) == _at_rest(dict(_scan(self.folder)), strict):
                     self.files = {name: self.files[name] for name in found}
                     return {name: copied.pieces for name, copied in self.files.items()}
         return None
@@ -347,9 +350,11 @@ def _scan(folder: Path, root: Path | None = None) -> Iterator[tuple[str, Stat]]:
                 yield path.relative_to(root).as_posix(), stat
 
 
-def _at_rest(found: Mapping[str, Stat]) -> dict[str, Stat]:
+def _at_rest(found: Mapping[str, Stat], strict: bool) -> dict[str, Stat]:
     """Returns the files that must not change while they are written to the store."""
-    return {name: stat for name, stat in found.items() if not _is_log(name)}
+    if strict:
+        return {name: stat for name, stat in found.items() if not _is_log(name)}
+    return {name: stat for name, stat in found.items() if name.split("/")[0] in _IN_ORDER}
 
 
 def _is_log(name: str) -> bool:
@@ -362,8 +367,9 @@ def _end_of_lines(path: Path, start: int, end: int) -> int:
     if path.suffix != ".jsonl":
         return end
     with open(path, "rb") as file:
-        file.seek(start)
-        return start + file.read(end - start).rfind(b"\n") + 1
+        last = file.seek(max(start, end - _PIECE))
+        newline = file.read(end - last).rfind(b"\n")
+        return start if newline < 0 else last + newline + 1
 
 
 def _stat(path: Path) -> Stat | None:
@@ -376,10 +382,15 @@ def _stat(path: Path) -> Stat | None:
 
 def _remove(folder: Path, name: str) -> None:
     """Removes a file, and the folders around it that are empty then."""
-    path = folder / name
     with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
-        for parent in path.parents:
+        (folder / name).unlink(missing_ok=True)
+    _remove_empty(folder, name)
+
+
+def _remove_empty(folder: Path, name: str) -> None:
+    """Removes the folders around a file that are empty."""
+    with contextlib.suppress(OSError):
+        for parent in (folder / name).parents:
             if parent == folder:
                 break
             parent.rmdir()

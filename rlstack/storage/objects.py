@@ -116,7 +116,7 @@ class Objects:
 
         def get() -> tuple[bytes, str]:
             found = self._library.get(self._store, self._prefix + key)
-            return bytes(found.bytes()), str(found.meta["e_tag"])
+            return bytes(found.bytes()), _tag(found.meta)
 
         try:
             return self._answer(get)
@@ -126,9 +126,7 @@ class Objects:
     def tag(self, key: str) -> str:
         """Returns the tag of an object, without its content; "" if there is none."""
         try:
-            return str(
-                self._answer(lambda: self._library.head(self._store, self._prefix + key))["e_tag"]
-            )
+            return _tag(self._answer(lambda: self._library.head(self._store, self._prefix + key)))
         except FileNotFoundError:
             return ""
 
@@ -154,14 +152,18 @@ class Objects:
           StoreError: the store refuses it.
           StoreAwayError: the store does not answer.
         """
-        return self._put(key, content, {"e_tag": tag} if tag else "create")
+        if not tag:
+            return self._put(key, content, "create")
+        e_tag, _, version = tag.partition(" ")
+        known = {"e_tag": e_tag, "version": version}
+        return self._put(key, content, known if version else {"e_tag": e_tag})
 
     def _put(self, key: str, content: bytes, mode: Any) -> str:
         def put() -> str:
             done = self._library.put(
                 self._store, self._prefix + key, content, mode=mode, use_multipart=False
             )
-            return str(done["e_tag"])
+            return _tag(done)
 
         try:
             return self._answer(put)
@@ -231,6 +233,11 @@ class Objects:
         return StoreError(
             f"{self.url}: the bucket {self._bucket} must exist; the store says: {_told(error)}."
         )
+
+
+def _tag(about: Any) -> str:
+    """Returns what tells an object from those that replace it; Google's store needs its version."""
+    return f"{about['e_tag']} {about['version'] or ''}"
 
 
 def _told(error: Exception) -> str:

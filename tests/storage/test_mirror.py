@@ -219,7 +219,7 @@ def test_a_log_grows_by_pieces(server, store, tmp_path, monkeypatch):
     assert (there / "metrics.jsonl").read_bytes() == expected
 
 
-def test_damage_is_seen(store, tmp_path, caplog):
+def test_damage_is_seen(store, tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     for name in ("checkpoints/step_1/a", "checkpoints/step_2/a", "config.json"):
         (here / name).parent.mkdir(parents=True, exist_ok=True)
@@ -228,9 +228,9 @@ def test_damage_is_seen(store, tmp_path, caplog):
     (piece,) = manifest.files["checkpoints/step_2/a"]
     assert piece.digest == f"{zlib.crc32(b'checkpoints/step_2/a'):08x}"
     store.put(piece.key, b"checkpoints/step_2/b")
-    Mirror(there, store).pull(manifest, _all)
+    (damaged,) = Mirror(there, store).pull(manifest, _all)
     assert sorted(_content(there)) == ["checkpoints/step_1/a", "config.json"]
-    assert "is damaged: it is not what was written" in caplog.text
+    assert damaged == f"{store.url}/{piece.key} is damaged: it is not what was written."
     store.delete([manifest.files["config.json"][0].key])
     with pytest.raises(StoreError, match=r"config\.json.* is damaged: there is no such object"):
         Mirror(tmp_path / "other", store).pull(manifest, _all)
@@ -277,8 +277,10 @@ def test_a_folder_that_changes_is_stored_as_it_was_at_one_moment(store, tmp_path
     found = Mirror(here, store).push(remove)
     assert sorted(found) == [f"checkpoints/step_2/{part}" for part in "abc"]
 
-    def change():
-        (here / "changes").write_text("x" * len(looks))
+    def change(name):
+        (here / name).write_text("x" * len(looks))
         looks.append(1)
 
-    assert Mirror(here, store).push(change) is None
+    found = Mirror(here, store).push(lambda: change("database"))
+    assert sorted(found) == [*(f"checkpoints/step_2/{part}" for part in "abc"), "database"]
+    assert Mirror(here, store).push(lambda: change("checkpoints/step_2/a")) is None

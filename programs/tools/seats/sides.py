@@ -25,7 +25,7 @@ from rlstack.programs.pictures.stage import shapes_of
 from rlstack.programs.session.run_config import read_config
 from rlstack.programs.session.run_dir import RunDir
 from rlstack.references import nearest
-from rlstack.storage import checkpoint
+from rlstack.storage import checkpoint, files
 from rlstack.types import EnvSpec
 
 
@@ -64,9 +64,10 @@ def find(command: str, text: str | os.PathLike[str], params: Which = "last") -> 
       ValueError: there is no such run, checkpoint or policy.
     """
     text = os.fspath(text)
-    where, policy = text, ""
-    if not Path(text).exists() and ":" in text:
+    where, policy = _local(text), ""
+    if not Path(where).exists() and ":" in text:
         where, _, policy = text.rpartition(":")
+        where = _local(where)
     if not Path(where).exists():
         RunDir.open(where)  # says that there is no such directory
     path = opponents.checkpoint_of(where, command)
@@ -81,6 +82,13 @@ def find(command: str, text: str | os.PathLike[str], params: Which = "last") -> 
             f"got {policy!r}{nearest(policy, experiment.policies)}"
         )
     return Entry(text, path, policy, experiment, directory.path.name)
+
+
+def _local(text: str) -> str:
+    """Returns a path; that of a URL is a copy, which is up to date."""
+    directory = RunDir(files.local(text))
+    directory.fetch()
+    return str(directory.path)
 
 
 def check_same_game(entries: Sequence[Entry], spec: EnvSpec) -> None:

@@ -308,6 +308,10 @@ def test_readers_take_what_they_need(server, url, on_host):
     assert [path.name for path in found.best.iterdir()] == ["b"]
     assert (found.checkpoints / "step_1" / "a").is_file()
     assert not (found.path / "videos").exists()
+    server.fault = lambda method, path, query: "503" if "/videos/" in path else None
+    with pytest.raises(StoreAwayError):
+        assert found.videos
+    server.fault = lambda *_: None
     server.requests.clear()
     assert (found.videos / "1.gif").read_text() == "videos/1.gif"
     assert server.counted("GET") == 2
@@ -383,3 +387,20 @@ def test_without_the_right_to_write_nothing_begins(server, url):
     refused = pytest.raises(StoreError, match="must have the right to list, read, write and delete")
     with refused, directory.claimed():
         pass
+
+
+def test_a_reader_takes_the_newer_files_if_the_older_are_gone(url, on_host, monkeypatch, caplog):
+    """The writer removes a checkpoint after the reader has read what there is."""
+    on_host("host-a")
+    with _new(url) as directory:
+        (directory.path / "checkpoints" / "step_1").mkdir(parents=True)
+        (directory.path / "checkpoints" / "step_1" / "a").write_text("1")
+    old = Manifest.read(Objects(url, 1.0))
+    with RunDir.open(url).claimed() as directory:
+        (directory.checkpoints / "step_1").rename(directory.checkpoints / "step_2")
+    assert "checkpoints/step_1/a" not in " ".join(Objects(url, 1.0).listed())
+    on_host("host-b")
+    found, read, late = RunDir.open(url), Manifest.read, [old]
+    monkeypatch.setattr(Manifest, "read", lambda objects: late.pop() if late else read(objects))
+    assert [path.name for path in found.checkpoints.iterdir()] == ["step_2"]
+    assert late == [] and "is left out" not in caplog.text
