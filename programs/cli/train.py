@@ -173,7 +173,7 @@ def _train(chosen: _TrainOptions) -> int:
     from rlstack.programs.run import train
 
     if chosen.auto_resume and run_dir is not None and RunDir(run_dir).config.is_file():
-        return _print_result(train.resume(run_dir, may_restart=True))
+        return _print_result(train.resume(run_dir, again=experiment.program))
     return _print_result(train.run(experiment, run_dir, profile=chosen.profile))
 
 

@@ -24,7 +24,7 @@ from rlstack.programs.build.environments import check_opponents, environment_spe
 from rlstack.programs.build.hooks import check_hooks
 from rlstack.programs.build.replay import check_pace, check_place
 from rlstack.programs.config.encoding import to_json
-from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.config.experiment import Experiment, ProgramConfig
 from rlstack.programs.config.member_config import is_fixed
 from rlstack.programs.pictures.training_videos import check_videos
 from rlstack.programs.run.host import HostLoop
@@ -38,6 +38,7 @@ from rlstack.programs.session.result import Result, read_result
 from rlstack.programs.session.run_config import (
     BUDGETS,
     changed,
+    moved,
     read_config,
     record_changes,
 )
@@ -188,7 +189,7 @@ def resume(
     changes: Mapping[str, Any] = MappingProxyType({}),
     callbacks: Sequence[Any] = (),
     stream: TextIO | None = None,
-    may_restart: bool = False,
+    again: ProgramConfig | None = None,
 ) -> Result:
     """Continues a run from its newest undamaged checkpoint.
 
@@ -205,7 +206,8 @@ def resume(
         directory's changes.jsonl records them, and what is learned stays the same.
       callbacks: objects that are told what happens; see `run`.
       stream: receives the progress display; standard error by default.
-      may_restart: True to start a run without a checkpoint from the beginning; False to raise.
+      again: for a command that a scheduler starts again: its hosts, ports and addresses replace
+        those of the run, and a run without a checkpoint starts from the beginning.
 
     Raises:
       ValueError: there is no run or no checkpoint, the checkpoint does not fit the config, the
@@ -214,7 +216,8 @@ def resume(
     """
     budgets = {"frames": frames, "updates": updates, "hours": hours}
     given = {name: value for name, value in budgets.items() if value is not None}
-    with earlier_run(run_dir, {**changes, **given}, may_restart=may_restart) as opened:
+    restarts = again is not None
+    with earlier_run(run_dir, {**changes, **given}, may_restart=restarts, again=again) as opened:
         result = opened.result
         if result is None:
             return train_opened(opened, stream, callbacks)
@@ -233,7 +236,11 @@ def resume(
 
 @contextlib.contextmanager
 def earlier_run(
-    run_dir: str | Path, changes: Mapping[str, Any], *, may_restart: bool = False
+    run_dir: str | Path,
+    changes: Mapping[str, Any],
+    *,
+    may_restart: bool = False,
+    again: ProgramConfig | None = None,
 ) -> Iterator[Opened]:
     """Claims the directory of a run that was interrupted or has finished.
 
@@ -241,6 +248,7 @@ def earlier_run(
       run_dir: the run's directory.
       changes: new values of options, by name; see `rlstack.programs.session.run_config.changed`.
       may_restart: True to start a run without a checkpoint from the beginning; False to raise.
+      again: see `resume`.
 
     Raises:
       ValueError: see `resume`.
@@ -248,6 +256,8 @@ def earlier_run(
     with RunDir.open(run_dir).claimed() as directory:
         before = read_config(directory, several=True)
         experiment = changed(before, changes)
+        if again is not None:
+            experiment = moved(experiment, again)
         result = read_result(directory)
         same = not {name.partition(".")[0] for name in changes} & {*BUDGETS, "stop"}
         if result is not None and is_complete(experiment, result, same_budget=same):

@@ -10,13 +10,15 @@ from typing import Any
 
 from rlstack.programs.config import options
 from rlstack.programs.config.encoding import from_json, to_json
-from rlstack.programs.config.experiment import Experiment
+from rlstack.programs.config.experiment import Experiment, ProgramConfig
 from rlstack.programs.session.run_dir import RunDir, option_values
 
 BUDGETS = ("frames", "updates", "hours")
 # What a resumed run may change: none of it has an effect on what is learned.
 _PERIODS = ("log_period", "checkpoint_period", "checkpoints_kept")
 CHANGEABLE = (*BUDGETS, "stop", "evaluator", "loggers", *_PERIODS)
+# What a scheduler may change in addition when it starts a command again, of `ProgramConfig`.
+_PLACES = ("hosts", "host", "ports", "metrics", "interface")
 
 
 def read_config(directory: RunDir, *, several: bool = False) -> Experiment:
@@ -75,6 +77,14 @@ def changed(experiment: Experiment, changes: Mapping[str, Any]) -> Experiment:
         for field, values in fields.items()
     }
     return dataclasses.replace(experiment, **found)
+
+
+def moved(experiment: Experiment, program: ProgramConfig) -> Experiment:
+    """Returns the experiment of a run with the hosts, ports and addresses of another command."""
+    places = {name: getattr(program, name) for name in _PLACES}
+    ray = dataclasses.replace(experiment.program.ray, address=program.ray.address)
+    there = dataclasses.replace(experiment.program, **places, ray=ray)
+    return dataclasses.replace(experiment, program=there)
 
 
 def how_to_change() -> str:

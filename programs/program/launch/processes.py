@@ -81,7 +81,7 @@ def run_part(
     return run(process, prepare, setup, display, ends_program=vital)
 
 
-def _described(node: Node, index: int, setup: Setup, incarnation: int) -> local.NodeProcess:
+def _described(node: Node, index: int, setup: Setup, incarnation: int = 0) -> local.NodeProcess:
     cfg = setup.experiment.program
     # This process has made an environment too, so these nodes import EnvPool if it has.
     makes_environments = node.group in ("actor", "evaluator")
@@ -163,7 +163,7 @@ def _supervise(
     signals: StopSignals,
     display: ProgressDisplay,
     *,
-    ends_program: bool,
+    ends_program: bool = True,
 ) -> bool:
     """Waits for the end of the launcher, shows progress, and ends the program on a signal.
 

@@ -10,9 +10,10 @@ import pytest
 from rlstack.configs.acting import EvaluatorConfig
 from rlstack.programs.cli.commands import main
 from rlstack.programs.config.presets import preset
+from rlstack.programs.config.program_config import ProgramConfig, RayConfig
 from rlstack.programs.run import train
 from rlstack.programs.run.record import record
-from rlstack.programs.session.run_config import CHANGEABLE, changed
+from rlstack.programs.session.run_config import CHANGEABLE, changed, moved
 from rlstack.programs.session.run_dir import RunDir
 from rlstack.storage import checkpoint
 from tests.fused import test_fused_run as fused
@@ -131,6 +132,34 @@ def test_values_that_are_right_in_pairs_only_are_taken_together():
     assert changed(small(), given).evaluator == dataclasses.replace(BRIEF, episodes=9, num_envs=3)
     assert changed(small(), {"evaluator": BRIEF}).evaluator is BRIEF
     assert all(hasattr(small(), name) for name in CHANGEABLE)
+
+
+def test_a_command_that_is_started_again_takes_its_own_hosts_and_nothing_else():
+    before = dataclasses.replace(small(), program=ProgramConfig(num_actors=3, hosts=("a", "b")))
+    elsewhere = {"hosts": ("c",), "host": 0, "ports": "20000-20010", "interface": "eth1"}
+    ray = RayConfig(address="head:6379", lost_seconds=1.0)
+    now = moved(before, ProgramConfig(num_actors=5, metrics="9100", ray=ray, **elsewhere)).program
+    assert now.num_actors == 3 and now.metrics == "9100"
+    assert {name: getattr(now, name) for name in elsewhere} == elsewhere
+    assert now.ray == dataclasses.replace(RayConfig(), address="head:6379")
+
+
+def test_auto_resume_starts_continues_and_leaves_a_finished_run(tmp_path, capsys):
+    run_dir = tmp_path / "run"
+    words = ["cartpole-dqn", "--frames", "300", "--run-dir", str(run_dir), "--auto-resume"]
+    words += ["--evaluator.episodes", "2", "--evaluator.num-envs", "2", "--loggers", "jsonl"]
+    assert main("train", words) == 0
+    first = (run_dir / "result.json").read_bytes()
+    (run_dir / "result.json").unlink()
+    shutil.rmtree(run_dir / "checkpoints")  # as of a run that ended before its first one
+    assert main("train", words) == 0
+    assert json.loads((run_dir / "result.json").read_text())["env_frames"] >= 300
+    again = (run_dir / "result.json").read_bytes()
+    assert main("train", words) == 0  # there is nothing left to do
+    assert (run_dir / "result.json").read_bytes() == again != first
+    capsys.readouterr()
+    assert main("train", words[:3] + words[5:]) == 2
+    assert "--auto-resume needs --run-dir" in capsys.readouterr().err
 
 
 def test_the_command_takes_the_same_options(tmp_path, capsys):
