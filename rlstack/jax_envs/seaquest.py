@@ -263,7 +263,7 @@ def _enemies_moved(state: SeaquestState) -> tuple[SeaquestState, Array, Array]:
         timer=jnp.where(moves, state.move_period, enemies.timer - 1),
     )
     there = _at(moved, state.x, state.y)
-    caught = (_at(enemies, state.x, state.y) | there).any()
+    caught = jnp.any(_at(enemies, state.x, state.y) | there)
     fires = enemies.sub & (enemies.reload == 0) & (enemies.y >= 0)
     cell = jnp.where(fires, _bit(moved.x), 0)
     flying = _rows(enemies.y, cell << jnp.where(enemies.right, 0, _SIZE))
@@ -291,7 +291,7 @@ def _bullets_flown(state: SeaquestState) -> tuple[SeaquestState, Array]:
     right, left = state.bullets
     flown = jnp.stack([(right << 1) & _FULL, left >> 1])
     near = (state.bullets | flown)[:, state.y] >> state.x
-    return state._replace(bullets=flown), (near & 1).any()
+    return state._replace(bullets=flown), jnp.any(near & 1)
 
 
 def _seen(state: SeaquestState) -> Array:
