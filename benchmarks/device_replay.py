@@ -84,9 +84,7 @@ class Bare:
         self._due = Fraction(0)
         key = jax.random.PRNGKey(0)
         self._params = agent.initial_params(key)
-        self._learner_state = jax.tree.map(
-            jnp.copy, agent.initial_learner_state(key, self._params)
-        )
+        self._learner_state = jax.tree.map(jnp.copy, agent.initial_learner_state(key, self._params))
         spec = transition_spec(agent, self._env.spec)
         self._steps = jax.tree.map(
             lambda x: jnp.zeros((self._rows, self._num_envs, *x.shape), x.dtype), spec
@@ -157,9 +155,7 @@ def compare(setting: Setting, repeats: int) -> dict[str, Comparison]:
     try:
         for side in sides.values():  # compiles, and fills the replays
             side.train(max(setting.steps, 600 // setting.num_envs + 2))
-        return {
-            name: alternate(rates["device"], rates[name], repeats) for name in ("host", "bare")
-        }
+        return {name: alternate(rates["device"], rates[name], repeats) for name in ("host", "bare")}
     finally:
         for side in sides.values():
             (side if isinstance(side, Bare) else side.program).close()
