@@ -154,7 +154,7 @@ def in_any_module(rng, item, episode):
 
 @pytest.mark.parametrize("name", ["in_numpy", "in_any_module"])
 def test_item_processors_compute_with_the_module_that_they_get(name):
-    from rlstack.learning.on_device import DeviceReplay
+    from rlstack.learning.device_replay import DeviceReplay
     from tests.replay.replay_model import SPEC, config, feed
 
     cfg = config(samples_per_insert=4.0, item_processor=globals()[f"{name}_maker"])
