@@ -31,7 +31,6 @@ from rlstack.storage import allocator
 from rlstack.types import Batch, Transition
 
 _NEVER = 10**12  # frames
-_ROWS = 20_000  # steps of each environment that a replay here holds
 
 
 class Setting(NamedTuple):
@@ -43,6 +42,7 @@ class Setting(NamedTuple):
     batch_size: int
     updates_per_frame: float
     steps: int  # of all environments, in one measurement
+    rows: int = 20_000  # steps of each environment in replay
 
 
 SETTINGS = (
@@ -51,7 +51,7 @@ SETTINGS = (
     Setting("halfcheetah-sac", "halfcheetah-sac", 1, 256, 1.0, 400),
     Setting("hopper-crossq", "hopper-crossq", 4, 256, 1.0, 12),
     Setting("pendulum-redq", "pendulum-redq", 4, 64, 20.0, 12),
-    Setting("breakout-dqn", "breakout-dqn", 8, 32, 0.25, 100),
+    Setting("breakout-dqn", "breakout-dqn", 8, 32, 0.25, 100, rows=2_000),
 )
 
 
@@ -61,32 +61,31 @@ def experiment(setting: Setting, place: Any = "host") -> Experiment:
     replay = dataclasses.replace(
         base.replay,
         batch_size=setting.batch_size,
-        max_size=_ROWS * setting.num_envs,
+        max_size=setting.rows * setting.num_envs,
         min_size=500,
         samples_per_insert=setting.updates_per_frame * setting.batch_size,
         place=place,
     )
     env = dataclasses.replace(base.env, num_envs=setting.num_envs)
-    changes = {"frames": _NEVER, "checkpoint_period": _NEVER}
-    return dataclasses.replace(base, env=env, replay=replay, **changes)
+    base = dataclasses.replace(base, env=env, replay=replay)
+    return dataclasses.replace(base, frames=_NEVER, checkpoint_period=_NEVER)
 
 
 class Bare:
     """The hand-written loop."""
 
     def __init__(self, cfg: Experiment) -> None:
-        self._env = make_env(cfg.env, seed=1)
+        self._env: Any = make_env(cfg.env, seed=1)
         self._agent = agent = make_agent(cfg, self._env.spec)
         self._size, self._length = cfg.replay.batch_size, cfg.replay.unroll_length
-        self._rows, self._num_envs = _ROWS, cfg.env.num_envs
+        self._num_envs = cfg.env.num_envs
+        self._rows = cfg.replay.max_size // self._num_envs
         per_insert = Fraction(cfg.replay.samples_per_insert or 0).limit_denominator(1000)
         self._per_step = per_insert * cfg.env.num_envs / self._size
         self._due = Fraction(0)
         key = jax.random.PRNGKey(0)
         self._params = agent.initial_params(key)
-        self._learner_state = jax.tree.map(
-            jnp.copy, agent.initial_learner_state(key, self._params)
-        )
+        self._learner_state = jax.tree.map(jnp.copy, agent.initial_learner_state(key, self._params))
         spec = transition_spec(agent, self._env.spec)
         self._steps = jax.tree.map(
             lambda x: jnp.zeros((self._rows, self._num_envs, *x.shape), x.dtype), spec
@@ -145,7 +144,7 @@ class Bare:
 
 def compare(setting: Setting, repeats: int) -> dict[str, Comparison]:
     """Measures the replay on the device against the other two, in alternation."""
-    sides = {
+    sides: dict[str, Any] = {
         "host": Ours(experiment(setting)),
         "device": Ours(experiment(setting, "device")),
         "bare": Bare(experiment(setting)),
@@ -157,9 +156,7 @@ def compare(setting: Setting, repeats: int) -> dict[str, Comparison]:
     try:
         for side in sides.values():  # compiles, and fills the replays
             side.train(max(setting.steps, 600 // setting.num_envs + 2))
-        return {
-            name: alternate(rates["device"], rates[name], repeats) for name in ("host", "bare")
-        }
+        return {name: alternate(rates["device"], rates[name], repeats) for name in ("host", "bare")}
     finally:
         for side in sides.values():
             (side if isinstance(side, Bare) else side.program).close()

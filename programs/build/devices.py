@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -10,8 +11,13 @@ import jax
 
 from rlstack import devices
 from rlstack.programs.config.experiment import Experiment
+from rlstack.replay.memory import available_memory
 
 _COUNT = "import jax; d = jax.local_devices(); print(len(d), d[0].platform)"
+_FREE = (
+    "import jax; s = jax.local_devices()[{}].memory_stats() or dict(); "
+    "print(s['bytes_limit'] - s['bytes_in_use'] if 'bytes_limit' in s else -1)"
+)
 _PATIENCE = 120.0  # seconds until JAX must have found its devices
 
 
@@ -36,6 +42,32 @@ def check_devices(experiment: Experiment) -> str:
     for field, indices in named.items():
         devices.check(indices, count, f"Experiment: {field}")
     return f"{text} (of {count}: {platform})"
+
+
+def check_free(experiment: Experiment, num_bytes: int) -> None:
+    """Checks that an experiment's arrays fit into what is free of the device that learns.
+
+    Without an accelerator's plugin of JAX, the device's memory is that of the machine.
+
+    Args:
+      experiment: the experiment.
+      num_bytes: their bytes, at least.
+
+    Raises:
+      ValueError: less is free.
+    """
+    free = available_memory()
+    if importlib.metadata.entry_points(group="jax_plugins"):
+        (index,) = experiment.learner.devices[:1] or (0,)
+        found = int(_asked(_FREE.format(index)))
+        free = free if found < 0 else found
+    if free is not None and num_bytes > free:
+        raise ValueError(
+            f"Experiment: its arrays on the device that learns must fit into what is free there; "
+            f"they take {num_bytes:,} bytes at least ({num_bytes / 2**30:.1f} GiB), and {free:,} "
+            "are free. Lower --replay.max-size if the replay is on the device, or the sizes of "
+            "network and batch."
+        )
 
 
 def single_process_device(experiment: Experiment) -> jax.Device | None:
@@ -85,14 +117,19 @@ def _count() -> tuple[int, str]:
     JAX must not start in this process: nodes are configured before JAX starts, and JAX would take
     the accelerator's memory.
     """
+    count, platform = _asked(_COUNT).split()[-2:]
+    return int(count), platform
+
+
+def _asked(code: str) -> str:
+    """Returns what another process prints that runs this code."""
     env = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     done = subprocess.run(
-        [sys.executable, "-c", _COUNT], env=env, capture_output=True, text=True, timeout=_PATIENCE
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=_PATIENCE
     )
     if done.returncode:
         raise ValueError(
             "Experiment: JAX cannot start on this machine's devices: "
             f"{(done.stderr.strip().splitlines() or ['no message'])[-1]}"
         )
-    count, platform = done.stdout.split()[-2:]
-    return int(count), platform
+    return done.stdout

@@ -159,7 +159,8 @@ def _replay_and_learner(
     if experiment.replay.place == "host":
         replay = make_replay(experiment, spec)
         return replay, Learner(cfg, agent, replay, rng_key)
-    from rlstack.learning.on_device import DeviceLearner, DeviceReplay
+    from rlstack.learning.device_learner import DeviceLearner
+    from rlstack.learning.device_replay import DeviceReplay
 
     check_place(experiment)
     stored = Stored.of(experiment, spec)

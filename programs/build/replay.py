@@ -29,6 +29,12 @@ def make_replay(experiment: Experiment, spec: Transition) -> ReplayBuffer:
     return stored.stacked(InProcessReplay(stored.cfg, num_envs, seed=seed, spec=stored.spec))
 
 
+def on_learners_device(experiment: Experiment) -> bool:
+    """Whether the replay is a ring on the device that learns."""
+    wanted = experiment.layout.is_compiled or experiment.replay.place == "device"
+    return wanted and experiment.replay.sampler != "fifo"
+
+
 def check_place(experiment: Experiment) -> None:
     """Checks that the replay can be where `ReplayConfig.place` says.
 
@@ -135,9 +141,9 @@ def replay_bytes(experiment: Experiment, spec: Transition, runs: int = 1) -> int
         from rlstack.replay.episodes import check_processor
 
         check_processor(stored.cfg, stored.spec)
-    layout, device = experiment.layout, experiment.replay.place == "device"
-    if device and not layout.is_compiled:
-        from rlstack.learning.on_device import device_bytes
+    layout = experiment.layout
+    if on_learners_device(experiment):
+        from rlstack.learning.device_replay import device_bytes
 
         check_place(experiment)
         return runs * device_bytes(stored.cfg, num_envs, stored.spec, stored.stacks)

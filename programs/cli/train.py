@@ -117,7 +117,7 @@ def main(args: list[str], modules: tuple[str, ...] = ()) -> int:
 
         chosen_updates(chosen.profile, chosen.experiment)
 
-        print(plan.plan(chosen.experiment, chosen.run_dir), end="")
+        print(plan.plan(chosen.experiment, chosen.run_dir, _at_once(chosen)), end="")
         return 0
     if not (chosen.seeds or vary or chosen.population):
         return _train(chosen)
@@ -225,6 +225,7 @@ def _resume_options(args: Sequence[str], before: _ResumeOptions) -> _ResumeOptio
 def _check_combination(chosen: _TrainOptions, args: Sequence[str], vary: Collection[str]) -> None:
     """Checks the options that concern one run, several runs or a population only."""
     several = bool(chosen.seeds or vary or chosen.population)
+    differ = bool(vary or chosen.population)
     given = {arg.partition("=")[0] for arg in args}
     if "--seeds" in given and not chosen.all_seeds:
         raise UsageError("--seeds must be followed by one or more seeds, such as 1 2 3")
@@ -234,12 +235,12 @@ def _check_combination(chosen: _TrainOptions, args: Sequence[str], vary: Collect
         raise UsageError("--population takes one seed, --seed: leave out --seeds")
     if chosen.seeds and "--seed" in given:
         raise UsageError("--seeds has the seeds of all runs: leave out --seed")
-    for name, value in (
-        ("--dry-run shows", chosen.dry_run),
-        ("--profile measures", chosen.profile),
-    ):
-        if value and several:
-            raise UsageError(f"{name} a single run: leave out --seeds, --vary and --population")
+    if chosen.dry_run and differ:
+        raise UsageError("--dry-run shows equal runs: leave out --vary and --population")
+    if chosen.profile and several:
+        raise UsageError(
+            "--profile measures a single run: leave out --seeds, --vary and --population"
+        )
     if chosen.pbt != PbtConfig() and not chosen.population:
         raise UsageError("--pbt needs --population: it says how members copy each other")
     if several and chosen.experiment.program.launch == "hosts":
@@ -248,6 +249,15 @@ def _check_combination(chosen: _TrainOptions, args: Sequence[str], vary: Collect
         raise UsageError("--auto-resume needs --run-dir, and a single run")
     if chosen.jobs not in (None, 1) and not several:
         raise UsageError("--jobs needs --seeds or --vary: a single run is one job")
+
+
+def _at_once(chosen: _TrainOptions) -> int:
+    """Returns how many of the runs of several seeds train at the same time."""
+    from rlstack.programs.study.executors import may_share_a_program
+
+    seeds = chosen.all_seeds or (chosen.experiment.seed,)
+    together = may_share_a_program(Study(chosen.experiment, seeds))
+    return len(seeds) if together else min(chosen.jobs or 1, len(seeds))
 
 
 def _study(chosen: _TrainOptions, vary: Mapping[str, Sequence[Option]]) -> Study:

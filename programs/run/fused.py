@@ -25,8 +25,10 @@ from rlstack.fused.learning import Learning, Updates
 from rlstack.fused.loop import NO_LIMIT, Limits, LoopState, Report
 from rlstack.fused.ring import RingState
 from rlstack.jax_envs.factory import make_batch
+from rlstack.learning.device_replay import check_room
 from rlstack.learning.learner import NonFiniteError, non_finite
 from rlstack.learning.update import in_thread
+from rlstack.programs.build.devices import learner_device
 from rlstack.programs.build.environments import fault_error
 from rlstack.programs.build.evaluation import compile_evaluation, make_evaluator
 from rlstack.programs.build.fused import Keys, Parts
@@ -127,6 +129,19 @@ def failed_update(learned: Learned, updates: Updates, names: Sequence[str]) -> N
     logs = dict(zip(names, updates.failed_logs, strict=True))
     before = learned.params, learned.learner_state
     return non_finite(logs, before, cast("Batch", updates.batch), learned.version)
+
+
+def check_loop(experiment: Experiment, shapes: PyTree) -> None:
+    """Raises a ValueError if the state of a loop does not fit into its devices' memory.
+
+    Args:
+      experiment: the loop's experiment.
+      shapes: shapes and dtypes of the state.
+    """
+    devices = max(1, len(experiment.learner.devices))
+    size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+    way_out = "Lower --replay.max-size, --env.num-envs or the number of seeds."
+    check_room(size // devices, learner_device(experiment), way_out)
 
 
 class FusedRun(PolicySet):
@@ -455,6 +470,7 @@ class Fused(FusedRun):
         """Makes the state of the loop, and starts to compile the loop."""
         start = CompiledQuickly(self._parts.begin)
         shapes = start.eval_shape(keys)
+        check_loop(self.experiment, shapes)
         placed = self._loop.shardings(shapes)
         # By default also the results go where the compiler wants them, and the next call compiles.
         self._run = jax.jit(self._loop.run, donate_argnums=0, out_shardings=(placed, None))

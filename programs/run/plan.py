@@ -11,11 +11,11 @@ import numpy as np
 
 from rlstack.learning.learner import in_micro_batches
 from rlstack.programs.build.agent import make_agent
-from rlstack.programs.build.devices import check_devices
+from rlstack.programs.build.devices import check_devices, check_free
 from rlstack.programs.build.environments import check_opponents, environment_spec
 from rlstack.programs.build.hooks import check_hooks
 from rlstack.programs.build.policies.members import divide
-from rlstack.programs.build.replay import batch_spec, replay_bytes
+from rlstack.programs.build.replay import batch_spec, on_learners_device, replay_bytes
 from rlstack.programs.config.encoding import to_json
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.pictures.training_videos import check_videos
@@ -43,6 +43,9 @@ class Plan:
     """Memory of the replay, at most; 0 for recorded data."""
     params_bytes: int
     """Memory of the params."""
+    device_bytes: int
+    """Memory on the device that learns, at least: params before and after an update, learner state,
+    a batch and, where the replay is on the device, the replay."""
     checkpoint_bytes: int
     """Size of one checkpoint, at most, without that of a replay service."""
     run_dir: str
@@ -61,6 +64,7 @@ class Plan:
             ("nodes", ", ".join(self.nodes) or "none: this process does everything"),
             ("replay", f"{self.replay_bytes:,} bytes at most"),
             ("params", f"{self.params_bytes:,} bytes"),
+            ("learner's device", f"{self.device_bytes:,} bytes at least"),
             (
                 "checkpoint",
                 f"{self.checkpoint_bytes:,} bytes at most; {experiment.checkpoints_kept} are kept",
@@ -80,7 +84,9 @@ class Plan:
         return "\n".join([*lines, "", "config.json:", to_json(experiment)])
 
 
-def plan(experiment: Experiment, run_dir: str | os.PathLike[str] | None = None) -> Plan:
+def plan(
+    experiment: Experiment, run_dir: str | os.PathLike[str] | None = None, runs: int = 1
+) -> Plan:
     """Checks an experiment as `rlstack.programs.run.train.run` does, and says what it would do.
 
     One environment is made and closed. Nothing is trained or written.
@@ -88,10 +94,11 @@ def plan(experiment: Experiment, run_dir: str | os.PathLike[str] | None = None) 
     Args:
       experiment: the experiment to check.
       run_dir: the run's directory; by default a new one under ``runs/``.
+      runs: number of such runs at the same time, whose memory is told together.
 
     Raises:
-      ValueError: the config contradicts itself, the environment or this machine, or the directory
-        cannot be written or is not empty.
+      ValueError: the config contradicts itself, the environment or this machine, the device that
+        learns has less free memory than that, or the directory cannot be written or is not empty.
     """
     experiment = resolved(experiment)
     check_hooks(experiment)
@@ -112,10 +119,14 @@ def plan(experiment: Experiment, run_dir: str | os.PathLike[str] | None = None) 
         learning = [member.experiment for member in divide(experiment).learning]
     steps = [Setup(one, directory, spec).step for one in learning]
     learned = [_learned(one, spec, step) for one, step in zip(learning, steps, strict=True)]
-    params, learner_state = (sum(sizes) for sizes in zip(*learned, strict=True))
+    params, learner_state, batch = (sum(sizes) for sizes in zip(*learned, strict=True))
     replay = 0
     if experiment.acts:
-        replay = sum(replay_bytes(one, step) for one, step in zip(learning, steps, strict=True))
+        pairs = zip(learning, steps, strict=True)
+        replay = sum(replay_bytes(one, step, runs) for one, step in pairs)
+    on_device = runs * (2 * params + learner_state + batch)
+    on_device += replay if on_learners_device(learning[0]) else 0
+    check_free(experiment, on_device)
     saved = replay if experiment.checkpoint_replay and not _is_served(experiment) else 0
     return Plan(
         experiment,
@@ -123,14 +134,15 @@ def plan(experiment: Experiment, run_dir: str | os.PathLike[str] | None = None) 
         () if experiment.in_one_process else tuple(node.name for node in graph_of(setup).nodes),
         replay,
         params,
-        params + learner_state + saved,
+        on_device,
+        params + learner_state + saved // runs,
         f"{directory.name}{'' if run_dir else '-DATE-TIME'}",
         tuple(_files(experiment)),
     )
 
 
-def _learned(experiment: Experiment, spec: EnvSpec, step: Transition) -> tuple[int, int]:
-    """Traces an update, for its errors; returns the bytes of the params and the learner state."""
+def _learned(experiment: Experiment, spec: EnvSpec, step: Transition) -> tuple[int, int, int]:
+    """Traces an update, for its errors; returns the bytes of params, learner state and batch."""
     agent = make_agent(experiment, spec)
     key = jax.eval_shape(jax.random.PRNGKey, 0)
     params = jax.eval_shape(agent.initial_params, key)
@@ -138,7 +150,7 @@ def _learned(experiment: Experiment, spec: EnvSpec, step: Transition) -> tuple[i
     if not experiment.replay.min_actors:  # else the size of batches varies
         update = in_micro_batches(agent, experiment.learner).learner_step
         jax.eval_shape(update, params, state, batch_spec(experiment.replay, step))
-    return _bytes(params), _bytes(state)
+    return _bytes(params), _bytes(state), _bytes(batch_spec(experiment.replay, step))
 
 
 def _bytes(tree: PyTree) -> int:

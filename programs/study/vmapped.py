@@ -33,7 +33,7 @@ from rlstack.programs.build.seeds import role_key
 from rlstack.programs.config import options
 from rlstack.programs.config.env_config import Option
 from rlstack.programs.config.experiment import Experiment
-from rlstack.programs.run.fused import FusedRun, Pace
+from rlstack.programs.run.fused import FusedRun, Pace, check_loop
 from rlstack.programs.run.run_session import RunSession, allowance_of
 from rlstack.programs.run.train import Opened
 from rlstack.programs.session import origin
@@ -249,6 +249,7 @@ class VmappedRuns:
         self._called = False
         keys = jax.tree.map(lambda *x: jnp.stack(x), *(run.keys for run in self.runs))
         start = CompiledQuickly(jax.vmap(self._begin))
+        check_loop(base, start.eval_shape(self._values, keys))
         self.states: LoopState = start(self._values, keys)
         for run in self.runs:
             run.learner.take(run.state.learning)

@@ -1,8 +1,9 @@
 """A table of items over a ring of steps, in arrays; the off-policy part of a compiled loop.
 
-`rlstack.learning.on_device` has the same table for environments on the host. The rules are those of
-`rlstack.replay` for uniform and prioritized samplers: which items exist, how many are held, when a
-batch may be drawn, and with which probabilities and weights. The random numbers differ.
+`rlstack.learning.device_replay` has the same table for environments on the host. The rules are
+those of `rlstack.replay` for uniform and prioritized samplers: which items exist, how many are
+held, when a batch may be drawn, and with which probabilities and weights. The random numbers
+differ.
 """
 
 from __future__ import annotations

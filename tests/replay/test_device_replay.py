@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from rlstack.learning import on_device
-from rlstack.learning.on_device import DeviceReplay, device_bytes
+from rlstack.learning import device_replay
+from rlstack.learning.device_replay import DeviceReplay, device_bytes
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
 from rlstack.replay.frame_stack import FrameStacks, StackedReplay
 from rlstack.types import StartSpec
@@ -103,7 +103,7 @@ def test_a_history_agrees_with_the_model(name):
 @pytest.mark.parametrize("name", ["transitions", "sequences"])
 @pytest.mark.parametrize("count", [9, 40])  # before and after the rings are full
 def test_load_goes_on_as_if_never_interrupted(name, count, monkeypatch):
-    monkeypatch.setattr(on_device, "_BLOCK_BYTES", 64)  # a few rows at a time
+    monkeypatch.setattr(device_replay, "_BLOCK_BYTES", 64)  # a few rows at a time
     cfg = CONFIGS[name]
     one, two = make(cfg, seed=7), make(cfg, seed=8)
     feed(one, NUM_ENVS, 0, count)
@@ -208,7 +208,7 @@ def test_its_memory_is_told_and_must_be_free(monkeypatch):
     words = NUM_ENVS * rows * (4 * (6 + 2 + 1) + 2 + 1) + NUM_ENVS * rows * 4
     others = items * NUM_ENVS + 4 * 6 + 8 + 4  # where items are; six numbers; a key; a priority
     assert device_bytes(cfg, NUM_ENVS, SPEC) == words + others
-    monkeypatch.setattr(on_device, "available_memory", lambda: 1000)
+    monkeypatch.setattr(device_replay, "available_memory", lambda: 1000)
     with pytest.raises(ValueError, match=r"its 1,\d\d\d bytes .* got 1,000 bytes.*place host"):
         make(cfg)
 

@@ -84,6 +84,31 @@ def test_the_sizes_are_those_of_the_run(tmp_path):
     }
 
 
+def test_the_memory_of_the_device_is_told_and_must_be_free(monkeypatch, capsys):
+    args = ["train", "gymnax-cartpole-dqn", "--network.hidden-sizes", "4", "--seeds", "3"]
+    args += ["--env.name", "rlstack.jax_envs.toy:Catch", "--replay.max-size", "1600"]
+    args += ["--replay.unroll-length", "1", "--replay.batch-size", "32", "--dry-run"]
+    assert main(args) == 0
+    text = capsys.readouterr().out
+    rows = dict(re.findall(r"^(\S[\S ]+?) {2,}([\d,]+) bytes", text, re.MULTILINE))
+    replay, params, device = (
+        int(rows[name].replace(",", "")) for name in ("replay", "params", "learner's device")
+    )
+    # 10 x 5 inputs, 4 hidden units, 3 values.
+    assert params == 4 * (50 * 4 + 4 + 4 * 3 + 3)
+    # Of each of three seeds: 1,600 items over 201 steps of 8 environments. A step has the
+    # observation, and step type, reward, discount, action, version and three counts.
+    each = 8 * 201 * 4 * (50 + 8) + 1600 + 4 * 6 + 8 + 4
+    assert replay == 3 * each
+    # Two params; target params, Adam's two moments and some counters; and 32 pairs of steps.
+    least = 3 * (2 * params + 3 * params + 32 * 2 * 4 * (50 + 8) + 32 * 4)
+    assert least <= device - replay < least + 3 * 200
+    monkeypatch.setattr(devices, "available_memory", lambda: 1_000_000)
+    monkeypatch.setattr(devices.importlib.metadata, "entry_points", lambda group: ())
+    with pytest.raises(ValueError, match=rf"they take {device:,} bytes .* and 1,000,000 are free"):
+        plan(preset_of(args), runs=3)
+
+
 def test_a_dry_run_finds_mistakes(tmp_path):
     hooked = dataclasses.replace(preset("cartpole-ppo"), loggers=("nothing",))
     with pytest.raises(ValueError, match="loggers must be"):

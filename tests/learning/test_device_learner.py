@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from rlstack.configs.learner import LearnerConfig
+from rlstack.learning.device_learner import DeviceLearner
+from rlstack.learning.device_replay import DeviceReplay
 from rlstack.learning.learner import Learner, NonFiniteError
-from rlstack.learning.on_device import DeviceLearner, DeviceReplay
 from rlstack.replay import InProcessReplay, ReplayConfig, Sample
 from rlstack.types import Batch
 from tests.agent_cases import BATCH, LENGTH, assert_close, case
