@@ -10,18 +10,16 @@ from rlstack.references import Hook
 
 @dataclasses.dataclass(frozen=True)
 class StopConfig(Checked):
-    """When training ends before its budget. Rules see evaluations, or lines of logs."""
+    """When training ends before its budget. Rules on returns need evaluator.period FRAMES."""
 
     return_reached: float | None = None
-    """Mean return of an evaluation that ends training. Needs evaluator.period FRAMES."""
+    """Mean return of an evaluation that ends training."""
     patience: int = 0
-    """Number of evaluations in a row without a better mean return that ends training. 0 is no
-    limit. Needs evaluator.period FRAMES."""
+    """Number of evaluations in a row without a better mean return that ends it. 0 is no limit."""
     episodes: int = 0
-    """Number of episodes in a line of logs that ends training. 0 is no limit."""
+    """Number of episodes that ends training, at the next line of logs. 0 is no limit."""
     factory: Hook = ""
-    """A rule of your own, as "module:callable" of a function () -> rule, with
-    rule(step, logs) -> True or a reason to end. It sees every line of logs."""
+    """A rule of your own: "module:callable" of () -> rule, rule(step, logs) -> True or a reason."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

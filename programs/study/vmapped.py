@@ -1,9 +1,9 @@
 """Several runs of the topology fused in one compiled program: their loops under ``vmap``.
 
 Runs may differ in their seed, and in numbers of the agent's config and of the environment's options
-that JAX can trace: those that only enter the computation, such as a learning rate, and no shapes. Each run learns what it learns
-alone, up to rounding, because XLA joins other operations. Their directories are those of single
-runs, so that any of them can be resumed alone.
+that JAX can trace: those that only enter the computation, such as a learning rate, and no shapes.
+Each run learns what it learns alone, up to rounding, because XLA joins other operations. Their
+directories are those of single runs, so that any of them can be resumed alone.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class Actors:
         bad = self._bad(received)
         none = no_choice(self._without_choice, timestep)
         returns, lengths, stepped = account(timestep, acting.returns, acting.lengths, bad, none)
-        metrics = {
+        metrics: dict[str, Array] = {
             name: jnp.where(timestep.last(), x, 0.0)
             for name, x in self.env.episode_metrics(acting.env).items()
         }

@@ -99,7 +99,7 @@ class DeepSeaState(NamedTuple):
     bad: Array  # [] bool
 
 
-class DeepSea(toy.DeepSea):
+class DeepSea:
     """Deep Sea, in which each place has its own action for the right.
 
     Not deterministic, a move to the right fails with probability 1 / size, and the rewards at both
@@ -107,10 +107,19 @@ class DeepSea(toy.DeepSea):
     """
 
     def __init__(self, size: int = 10, mapping_seed: int = 42, deterministic: bool = True):
-        super().__init__(size)
+        if size < 2:
+            raise ValueError(f"DeepSea: size must be at least 2; got {size}.")
         mapping = np.random.RandomState(mapping_seed).binomial(1, 0.5, [size, size])
         self._right = jnp.asarray(mapping, jnp.int32)
-        self._deterministic = deterministic
+        self._size, self._deterministic = size, deterministic
+
+    def observation_spec(self) -> specs.Array:
+        """Returns the spec of the board, which is empty when an episode has ended."""
+        return specs.Array((self._size, self._size), np.float32, "board")
+
+    def action_spec(self) -> specs.DiscreteArray:
+        """Returns the spec of the two moves."""
+        return specs.DiscreteArray(2, np.int32, "move")
 
     def reset(self, rng_key: PRNGKey) -> tuple[DeepSeaState, Array]:
         """Puts the diver at the top left."""
@@ -139,6 +148,10 @@ class DeepSea(toy.DeepSea):
     def episode_metrics(self, state: DeepSeaState) -> dict[str, Array]:
         """Returns the regret: 1 if the diver went to the left while it was on the best way."""
         return {"regret": state.bad}
+
+    def _board(self, state: DeepSeaState) -> Array:
+        board = jnp.zeros((self._size, self._size), jnp.float32)
+        return board.at[state.row, state.column].set(1.0, mode="drop")
 
 
 class ChainState(NamedTuple):

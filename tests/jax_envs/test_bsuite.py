@@ -15,7 +15,7 @@ from rlstack.types import StepType
 
 pytest.importorskip("bsuite")
 
-from bsuite.environments import (  # noqa: E402
+from bsuite.environments import (
     bandit,
     cartpole,
     catch,
@@ -25,7 +25,7 @@ from bsuite.environments import (  # noqa: E402
     mountain_car,
     umbrella_chain,
 )
-from bsuite.experiments.cartpole_swingup import cartpole_swingup  # noqa: E402
+from bsuite.experiments.cartpole_swingup import cartpole_swingup
 
 
 def of_cartpole(env, state):
@@ -67,7 +67,9 @@ KINDS = {
     "bandit": (bsuite.Bandit(7), bandit.SimpleBandit(7), nothing, None),
     "catch": (bsuite.Catch(), catch.Catch(), of_catch, None),
     "deep_sea": (bsuite.DeepSea(10), sea(10), nothing, None),
-    "discounting": (bsuite.DiscountingChain(8), discounting_chain.DiscountingChain(8), nothing, None),
+    "discounting": (
+        bsuite.DiscountingChain(8), discounting_chain.DiscountingChain(8), nothing, None,
+    ),
     "memory_1": (bsuite.MemoryChain(1), memory_chain.MemoryChain(1), of_memory, None),
     "memory_len": (bsuite.MemoryChain(5), memory_chain.MemoryChain(5), of_memory, None),
     "memory_size": (bsuite.MemoryChain(2, 6), memory_chain.MemoryChain(2, 6), of_memory, None),

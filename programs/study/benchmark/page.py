@@ -6,7 +6,7 @@ the same records give the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlstack.programs.study.benchmark import experiments
@@ -57,17 +57,22 @@ def pages(suite: Suite, records: Sequence[Record]) -> dict[str, str]:
         for task, those in method.tasks.items()
     }
     drawn: dict[str, charts.Drawn]
+    whole: dict[str, list[str]] = {}
     if suite.tags:
+        alone = len(methods) == 1
+        for name, *tasks in ((method.name, *method.tasks) for method in methods):
+            own = tasks if alone else [f"{name}, {task}" for task in tasks]
+            whole["all" if alone else f"all of {name}"] = own
         parts, drawn = experiments.sections(suite, records)
         parts = [_head(suite, records), *_warned(_missing(suite, records)), *parts]
     else:
         parts, drawn = _of_returns(suite, records, methods, groups)
     (_, seeds, *columns), rows = tables.of_versions(groups)
-    versions = _merged((("runs", seeds, *columns), rows))
+    versions = _merged((("runs", seeds, *columns), rows), whole)
     parts += ["## Versions\n", tables.markdown(versions), ""]
     (_, *columns), rows = tables.of_options(groups)
     if rows:
-        changed = tables.markdown(_merged((("runs", *columns), rows)))
+        changed = tables.markdown(_merged((("runs", *columns), rows), whole))
         parts += ["## Options that differ from the preset\n", changed, ""]
     text = "\n".join(parts).rstrip() + "\n"
     return {f"{suite.name}.md": text, **{n: charts.picture(plot) for n, plot in drawn.items()}}
@@ -106,12 +111,21 @@ def _of_returns(
     return parts, drawn
 
 
-def _merged(table: Table) -> Table:
-    """Returns a table in which rows that are equal but for the first column are one."""
+def _merged(table: Table, whole: Mapping[str, Sequence[str]]) -> Table:
+    """Returns a table in which rows that are equal but for the first column are one.
+
+    Args:
+      table: a table with names in its first column.
+      whole: groups of names that have one name where all of them are there.
+    """
     columns, rows = table
     names: dict[tuple[str, ...], list[str]] = {}
     for name, *rest in rows:
         names.setdefault(tuple(rest), []).append(name)
+    for found in names.values():
+        for group, members in whole.items():
+            if set(members) <= set(found):
+                found[:] = [group, *(name for name in found if name not in members)]
     return columns, [["; ".join(found), *rest] for rest, found in names.items()]
 
 

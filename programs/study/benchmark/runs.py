@@ -101,8 +101,9 @@ def jobs_of(
                     f"{path}. rlstack diff shows what differs between two runs."
                 )
             chosen = tuple(dict.fromkeys((*earlier.seeds, *chosen)))
+            made: Mapping[str, Any] = earlier.values
             values = {
-                option: tuple(dict.fromkeys((*earlier.values[option], *of_task)))
+                option: tuple(dict.fromkeys((*made[option], *of_task)))
                 for option, of_task in values.items()
             }
         found.append(Job(task, Study(experiment, chosen, values), path))

@@ -81,7 +81,7 @@ class Task:
     """Its number of seeds; 0 for that of the suite."""
     band: Band | None = None
     episodes: int = 0
-    """Episodes after which a run ends and that count, if the frames do not end it before; 0: all."""
+    """Episodes that count, after which a run ends if its frames have not ended it; 0 for all."""
     values: Mapping[str, tuple[Option, ...]] = dataclasses.field(default_factory=dict)
     """The values of options in its settings, which are all combinations with all seeds."""
     few: Mapping[str, tuple[Option, ...]] = dataclasses.field(default_factory=dict)

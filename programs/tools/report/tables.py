@@ -80,7 +80,9 @@ def of_versions(groups: Mapping[str, Sequence[Run]]) -> Table:
                 result.machine or "unknown",
             )
             made.setdefault((name, *rest), []).append(str(result.seed))
-    return _VERSIONS, [[name, ", ".join(seeds), *rest] for (name, *rest), seeds in made.items()]
+    return _VERSIONS, [
+        [name, ", ".join(dict.fromkeys(seeds)), *rest] for (name, *rest), seeds in made.items()
+    ]
 
 
 def _short(commit: str) -> str:

@@ -43,6 +43,15 @@ def test_training_stops_when_a_return_is_reached():
     assert made.reason == "stop.return_reached: 10 >= 10"
 
 
+def test_training_stops_after_a_number_of_episodes():
+    made, _ = rules(episodes=20)
+    made.see(1, {"actor/episodes": 19, RETURN: 99.0})
+    made.see(2, {"learner/loss": 20.0})
+    assert made.reason == ""
+    made.see(3, {"actor/episodes": 21})
+    assert made.reason == "stop.episodes: 21 >= 20"
+
+
 def test_training_stops_without_progress(tmp_path):
     made, _ = rules(patience=2)
     for value in (1.0, 0.5, 2.0, 2.0):

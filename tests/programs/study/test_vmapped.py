@@ -13,6 +13,7 @@ from rlstack.agents.ppo import PPOConfig
 from rlstack.configs.acting import EvaluatorConfig
 from rlstack.learning.learner import NonFiniteError
 from rlstack.optimizers import OptimizerConfig
+from rlstack.programs.config.env_config import EnvConfig
 from rlstack.programs.run import train as single
 from rlstack.programs.session.signals import Interrupted
 from rlstack.programs.study import train, vmapped
@@ -22,6 +23,7 @@ from tests.fused.test_fused_run import dqn, ppo
 from tests.programs.running import nothing_left, params, series
 
 RATE = "agent.optimizer.learning_rate"
+BSUITE, RETURN_AND_REGRET = "rlstack.jax_envs.bsuite", ("actor/episode_return", "episode/regret")
 
 
 def go(study, directory, **options):
@@ -120,6 +122,35 @@ def test_dqn_runs_learn_what_they_learn_alone(tmp_path):
         assert result.env_frames == one.result.env_frames
         assert result.learner_steps == one.result.learner_steps == 60
         for x, y in zip(params(tmp_path / "set" / one.name), params(alone), strict=True):
+            np.testing.assert_allclose(x, y, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+def test_runs_in_other_environments_learn_what_they_learn_alone(tmp_path):
+    """Their options are numbers that only enter the computation; the sizes of arrays stay."""
+    base = ppo(updates=40)
+    base = dataclasses.replace(base, env=EnvConfig(f"{BSUITE}:MemoryChain", num_envs=8, type="jax"))
+    length, scale = "env.options.memory_length", "env.options.reward_scale"
+    assert vmapped.can_trace(base, length, (1, 4))
+    assert not vmapped.can_trace(base, "env.options.num_bits", (1, 4))
+    out = io.StringIO()
+    values = {length: (1, 4), scale: (0.5, 2.0)}
+    ended = train.run(Study(base, (1,), values), tmp_path / "set", stream=out)
+    assert f"differ in the seed, {length}, {scale} only" in out.getvalue()
+    for one in ended:
+        run = tmp_path / "set" / one.name
+        assert set(series(run, "actor/episode_length")) == {one.values[length] + 1}
+        for mean, regret in zip(*map(series, [run] * 2, RETURN_AND_REGRET), strict=True):
+            assert mean == pytest.approx(one.values[scale] * (1 - regret), abs=1e-5)
+    for one in ended[1:3]:
+        experiment = Study(base, (1,)).experiment(one.values, one.seed)
+        alone = single.run(experiment, tmp_path / one.name, stream=io.StringIO())
+        assert alone.env_frames == one.result.env_frames
+        assert alone.eval_return_mean == one.result.eval_return_mean
+        for x, y in zip(
+            params(tmp_path / "set" / one.name), params(tmp_path / one.name), strict=True
+        ):
             np.testing.assert_allclose(x, y, atol=1e-4)
 
 
