@@ -172,8 +172,11 @@ def _train(chosen: _TrainOptions) -> int:
         return code
     from rlstack.programs.run import train
 
-    if chosen.auto_resume and run_dir is not None and RunDir(run_dir).config.is_file():
-        return _print_result(train.resume(run_dir, again=experiment.program))
+    if chosen.auto_resume and run_dir is not None:
+        directory = RunDir.at(run_dir)
+        directory.fetch()
+        if directory.config.is_file():
+            return _print_result(train.resume(run_dir, again=experiment.program))
     return _print_result(train.run(experiment, run_dir, profile=chosen.profile))
 
 
@@ -185,8 +188,9 @@ def _followed(experiment: Experiment, run_dir: Path | None) -> int | None:
         raise UsageError("--launch hosts needs --run-dir, a directory that all hosts see")
     from rlstack.programs.program.launch import hosts
 
-    found = hosts.of_program(experiment.program)
-    return None if found.leads else hosts.follow(run_dir.absolute(), found)
+    found, directory = hosts.of_program(experiment.program), RunDir.at(run_dir)
+    hosts.check_shared(directory)
+    return None if found.leads else hosts.follow(directory.path, found)
 
 
 def full_name(option: str) -> str:

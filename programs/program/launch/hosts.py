@@ -32,6 +32,7 @@ from rlstack.programs.program.launch.wiring import Program
 from rlstack.programs.program.topologies import graph_of
 from rlstack.programs.session import timing
 from rlstack.programs.session.display import ProgressDisplay
+from rlstack.programs.session.run_dir import RunDir
 from rlstack.rpc import RemoteError, RemoteObject, UnavailableError, transports, versions
 from rlstack.rpc.addresses import LOOPBACK, join, reserve_port, resolved
 from rlstack.rpc.socket_filter import address_of, address_towards
@@ -82,6 +83,15 @@ def of_program(cfg: ProgramConfig, variables: Mapping[str, str] = os.environ) ->
             f"{socket.gethostname() if own < 0 else own}. --program.host says which it is."
         )
     return Hosts(names, own)
+
+
+def check_shared(directory: RunDir) -> None:
+    """Raises a ValueError if hosts cannot find one another by a file in the run directory."""
+    if directory.is_stored:
+        raise ValueError(
+            "launch hosts: the run directory must be on a file system that all hosts share; got "
+            f"{directory.name}. --launch ray needs no such file system."
+        )
 
 
 def _of_scheduler(variables: Mapping[str, str]) -> str:
@@ -223,6 +233,7 @@ def run_hosts(process: subprocess.Popen[bytes], setup: Setup, display: ProgressD
       display: shows the program's progress.
     """
     graph, hosts = graph_of(setup), of_program(setup.experiment.program)
+    check_shared(setup.directory)
     if not hosts.leads:
         raise ValueError(
             f"launch hosts: `rlstack train` must run the part of {hosts.names[hosts.own]}; in "

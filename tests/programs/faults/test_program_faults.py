@@ -338,3 +338,45 @@ def test_chaos_does_not_keep_a_program_from_learning(tmp_path, topology):
     assert np.isfinite(series(run_dir, "learner/loss")).all()
     assert 0.5 * kills <= series(run_dir, "program/restarts")[-1] <= len(program.failures())
     assert train.evaluate(run_dir, episodes=20).returns.mean() >= 475
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("name", "topology"),
+    [
+        pytest.param("learner", "heavy_env", marks=pytest.mark.chosen),
+        ("coordinator", "light_env"),
+        ("learner", "distributed"),
+        ("replay", "distributed"),
+    ],
+)
+def test_a_program_starts_again_from_its_last_checkpoint_after_a_loss(tmp_path, name, topology):
+    run_dir = tmp_path / "run"
+    resumes = ("--program.on-loss", "resume", "--checkpoint-period", 4000)
+    service = ("--replay.service", "table") if topology == "distributed" else ()
+    args = dqn(topology, *ENDLESS, *resumes, *service, "--run-dir", run_dir)
+    with Launched(run_dir, *args) as program:
+        program.wait_for_checkpoint()
+        program.kill(name)
+        program.wait_for(lambda: any(f.get("program") for f in program.failures()), "the restart")
+        saved = program.saved_frames()
+        program.wait_for(lambda: program.saved_frames() > saved, "a later checkpoint")
+        program.process.send_signal(signal.SIGINT)
+        assert program.end(30) == (130, []), program.stderr
+        assert f"{name}: killed by SIGKILL; all nodes restart in 0.2 s" in program.stderr
+    frames = series(run_dir, "env_frames")
+    assert np.diff(frames).min() > 0  # lines of metrics after the checkpoint were moved
+    assert "is saved" in program.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+def test_an_exception_of_the_learner_is_no_loss(tmp_path):
+    """NaN would come again: the program ends with it."""
+    diverges = ("--agent.optimizer.learning-rate", 1e30, "--program.on-loss", "resume")
+    args = ppo("heavy_env", *ENDLESS, *diverges, "--run-dir", tmp_path / "run")
+    with Launched(tmp_path / "run", *args) as program:
+        code, left = program.end(120)
+    assert (code, left) == (1, []), program.stderr
+    assert "all nodes restart" not in program.stderr and "NonFiniteError" in program.stderr

@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 pytest.importorskip("obstore")
 pytest.importorskip("moto")
 
+from rlstack.programs.cli import train as command
+from rlstack.programs.run import train
 from rlstack.programs.session import run_lock, stored, timing
 from rlstack.programs.session.run_dir import RunDir, RunDirError, fetched
 from rlstack.programs.session.run_lock import ClaimLostError, RunLockedError
@@ -379,6 +382,26 @@ def test_wrong_urls_are_refused_before_anything_is_made(server, tmp_path, wrong,
         with pytest.raises(ValueError, match=reason) as raised:
             use()
         assert isinstance(raised.value, StoreError) or "secret" not in str(raised.value)
+
+
+def test_a_job_that_starts_again_on_another_host_continues_its_run(url, on_host, monkeypatch):
+    on_host("host-a")
+    with _new(url):
+        pass
+    on_host("host-b")
+    result = types.SimpleNamespace(eval_return_mean=1.0)
+    continued = []
+    monkeypatch.setattr(train, "resume", lambda path, again: continued.append(path) or result)
+    monkeypatch.setattr(command, "_print_result", lambda found: 0)
+    assert command.main(["cartpole-ppo", "--run-dir", url, "--auto-resume"]) == 0
+    assert [files.shown(path) for path in continued] == [url]
+
+
+def test_hosts_that_share_a_file_are_refused_a_store(url):
+    words = ["--topology", "distributed", "--launch", "hosts", "--program.hosts", "a", "b"]
+    for host in ("0", "1"):  # the one that leads, and one that follows
+        with pytest.raises(ValueError, match=f"file system that all hosts share; got {url}"):
+            command.main(["cartpole-ppo", *words, "--program.host", host, "--run-dir", url])
 
 
 def test_without_the_right_to_write_nothing_begins(server, url):
