@@ -11,6 +11,8 @@ import pytest
 from rlstack.envs import SyncEnv
 from rlstack.jax_envs.factory import make_batch, make_jax_env
 from rlstack.jax_envs.seaquest import Seaquest
+from rlstack.programs.config.presets import preset
+from rlstack.programs.run.plan import plan
 from rlstack.types import StepType
 from tests.agent_cases import quick_jit
 
@@ -209,6 +211,14 @@ def test_seaquest_is_named_like_the_other_games():
         make_batch("Seaquest-MinAtar", {"max_steps_in_episode": 0})
     with pytest.raises(ValueError, match=r"Seaquest-MinAtar.*use_minimal"):
         make_batch("Seaquest-MinAtar", {"use_minimal_action_set": True})
+
+
+@pytest.mark.parametrize("agent", ["ppo", "pqn", "dqn"])
+def test_its_presets_have_networks_for_ten_channels(agent, tmp_path):
+    planned = plan(preset(f"minatar-seaquest-{agent}"), tmp_path / "run")
+    # 16 kernels of 3 x 3 x 10 cells, a dense layer of 16 x 8 x 8 by 128, and less for the heads.
+    least = 4 * (16 * 3 * 3 * 10 + 16 * 8 * 8 * 128)
+    assert least < planned.params_bytes < 1.1 * least
 
 
 def test_without_ramping_the_game_stays_as_it_is():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rlstack.agents.dqn import DQNConfig
 from rlstack.agents.ppo import PPOConfig
 from rlstack.agents.pqn import PQNConfig
@@ -13,6 +15,13 @@ from rlstack.programs.config.presets.registry import on_policy, preset, transiti
 
 _FRAMES = 10_000_000
 _EVALUATOR = EvaluatorConfig(episodes=100, num_envs=100)
+
+
+def _network(game: str, **options: Any) -> NetworkConfig:
+    """Returns the network of MinAtar's authors, with some options."""
+    if game == "Seaquest":  # its ten channels of ten rows do not tell which axis they are
+        options["image_axes"] = "hwc"
+    return NetworkConfig(torso="minatar", hidden_sizes=(128,), **options)
 
 
 def _ppo(name: str, game: str, entropy_cost: float = 0.01) -> Experiment:
@@ -34,7 +43,7 @@ def _ppo(name: str, game: str, entropy_cost: float = 0.01) -> Experiment:
         unroll_length=128,
         frames=_FRAMES,
         topology="fused",
-        network=NetworkConfig(torso="minatar", hidden_sizes=(128,), shared=True),
+        network=_network(game, shared=True),
         evaluator=_EVALUATOR,
         log_period=50_000,
         checkpoint_period=1_000_000,
@@ -56,7 +65,7 @@ def _pqn(name: str, game: str) -> Experiment:
         unroll_length=32,
         frames=_FRAMES,
         topology="fused",
-        network=NetworkConfig(torso="minatar", hidden_sizes=(128,), norm="layer"),
+        network=_network(game, norm="layer"),
         evaluator=_EVALUATOR,
         log_period=50_000,
         checkpoint_period=1_000_000,
@@ -83,7 +92,7 @@ def _dqn(name: str, game: str) -> Experiment:
         ),
         env=EnvConfig(f"{game}-MinAtar", num_envs=64, type="jax"),
         topology="fused",
-        network=NetworkConfig(torso="minatar", hidden_sizes=(128,)),
+        network=_network(game),
         replay=transitions(32, max_size=100_000, min_size=5_000, updates_per_frame=0.25),
         evaluator=_EVALUATOR,
         frames=_FRAMES,
