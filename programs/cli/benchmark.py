@@ -14,7 +14,7 @@ from rlstack.programs.cli.experiment_options import all_seeds
 from rlstack.programs.cli.options import UsageError, parse
 from rlstack.programs.cli.sweep import launching
 from rlstack.programs.config.program_config import ProgramConfig, RayConfig
-from rlstack.programs.session.run_dir import new_directory
+from rlstack.programs.session.run_dir import RunDir, new_directory
 from rlstack.programs.study.benchmark import suites
 from rlstack.programs.study.benchmark.suites import Suite
 
@@ -85,6 +85,10 @@ def main(args: list[str], modules: tuple[str, ...] = ()) -> int:
 
 
 def _train(suite: Suite, chosen: _BenchmarkOptions, modules: tuple[str, ...]) -> int:
+    if chosen.run_dir is not None and RunDir.at(chosen.run_dir).is_stored:
+        raise UsageError(
+            "--run-dir of a benchmark must be on a file system; single runs may be in object stores"
+        )
     from rlstack.programs.study.benchmark import page, records, runs, watch
 
     row, agent = suite.agent(chosen.agent), suite.name_of(chosen.agent)

@@ -34,6 +34,7 @@ from rlstack.storage.objects import ChangedError, Objects, StoreAwayError, Store
 AWAY = "RLSTACK_STORE_AWAY_SECONDS"  # for which a run goes on without its store; 600 by default
 BOUND = "RLSTACK_STORE_CACHE_GB"  # most of all copies of this user; 20 by default
 _DEPTH = 4  # folder, sweep, trials, trial, run
+_TIDY = 60.0  # seconds between two looks at the size of all copies
 _IN_USE = 600.0  # seconds since a copy was up to date in which it is not removed
 
 _log = logging.getLogger(__name__)
@@ -211,7 +212,8 @@ class _Writer:
             self._mirror = Mirror(folder, self._objects)
             unneeded = self._take()
             try:
-                self._align()
+                with self._beating():
+                    self._align()
             except BaseException:
                 with contextlib.suppress(StoreError, ClaimLostError):
                     self._commit(holder={})
@@ -250,6 +252,25 @@ class _Writer:
             found = Manifest.read(self._objects)
             raise _locked(self._objects.url, found[0].holder if found else {}) from None
         return before
+
+    @contextlib.contextmanager
+    def _beating(self) -> Iterator[None]:
+        """Renews the lease in the body, which does not."""
+        done = threading.Event()
+
+        def beat() -> None:
+            with contextlib.suppress(ClaimLostError):  # the next look will find out
+                while not done.wait(timing.STORE_PERIOD):
+                    with contextlib.suppress(StoreError):
+                        self._commit()
+
+        thread = threading.Thread(target=beat, name="store-lease", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     def _align(self) -> None:
         """Makes the folder the directory of the run, to which this command writes."""
@@ -487,6 +508,9 @@ def _forget(mirror: Mirror) -> int:
 
 def _tidy(kept: Path) -> None:
     """Removes the copies that were not used for longest while all together take too much space."""
+    if not _is_due((files.copies(), "tidy"), _TIDY):
+        return
+    _fetched[files.copies(), "tidy"] = time.monotonic()
     found = []
     for state in files.copies().rglob(STATE):
         with contextlib.suppress(OSError, StoreError):

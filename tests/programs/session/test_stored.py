@@ -21,7 +21,7 @@ from rlstack.programs.session.run_lock import ClaimLostError, RunLockedError
 from rlstack.programs.session.signals import Interrupted
 from rlstack.programs.tools.status.runs import RunReader, find_runs
 from rlstack.storage import files, objects
-from rlstack.storage.mirror import MANIFEST, Manifest
+from rlstack.storage.mirror import MANIFEST, Manifest, Mirror
 from rlstack.storage.objects import Objects, StoreAwayError, StoreError
 from tests.storage import s3_server
 
@@ -189,6 +189,23 @@ def _pause(thread, paused):
         run._sync = run._sync_of_test
 
 
+def test_the_lease_is_renewed_while_the_files_of_a_run_are_read(url, on_host, monkeypatch):
+    on_host("host-a")
+    with _new(url):
+        pass
+    on_host("host-b")
+    pull, beats = Mirror.pull, []
+
+    def slowly(mirror, manifest, wanted):
+        _until(lambda: beats.append(_manifest(url).beat) or beats[-1] > beats[0] + 2)
+        return pull(mirror, manifest, wanted)
+
+    directory = RunDir.open(url)
+    monkeypatch.setattr(Mirror, "pull", slowly)
+    with directory.claimed():
+        assert _manifest(url).holder["host"] == "host-b"
+
+
 def test_a_lost_answer_of_the_lease_is_no_loss(server, url):
     with _new(url) as directory:
         _until(lambda: _manifest(url).files)
@@ -350,6 +367,7 @@ def test_old_copies_are_removed_when_all_are_too_large(server, url, on_host, mon
     paths = [files.local(f"{url}/{name}") for name in "abc"]
     monkeypatch.setenv(stored.BOUND, "2.5e-6")
     monkeypatch.setattr(stored, "_IN_USE", -1.0)
+    monkeypatch.setattr(stored, "_TIDY", -1.0)
     RunDir.open(f"{url}/c")
     assert [(path / "big").exists() for path in paths] == [False, True, True]
     RunDir.open(f"{url}/a")  # it comes back, without the files that nobody needs
