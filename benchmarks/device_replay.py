@@ -13,7 +13,7 @@ import argparse
 import dataclasses
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -75,7 +75,7 @@ class Bare:
     """The hand-written loop."""
 
     def __init__(self, cfg: Experiment) -> None:
-        self._env: Any = make_env(cfg.env, seed=1)
+        self._env = cast("Any", make_env(cfg.env, seed=1))
         self._agent = agent = make_agent(cfg, self._env.spec)
         self._size, self._length = cfg.replay.batch_size, cfg.replay.unroll_length
         self._num_envs = cfg.env.num_envs

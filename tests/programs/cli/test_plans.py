@@ -7,6 +7,7 @@ import pytest
 
 from rlstack.configs.learner import LearnerConfig
 from rlstack.programs.__main__ import main
+from rlstack.programs.build import devices
 from rlstack.programs.config.encoding import from_json, to_json
 from rlstack.programs.config.presets import preset
 from rlstack.programs.run.plan import plan
@@ -96,9 +97,9 @@ def test_the_memory_of_the_device_is_told_and_must_be_free(monkeypatch, capsys):
     )
     # 10 x 5 inputs, 4 hidden units, 3 values.
     assert params == 4 * (50 * 4 + 4 + 4 * 3 + 3)
-    # Of each of three seeds: 1,600 items over 201 steps of 8 environments. A step has the
+    # Of each of three seeds: 1,600 items over 401 steps of 4 environments. A step has the
     # observation, and step type, reward, discount, action, version and three counts.
-    each = 8 * 201 * 4 * (50 + 8) + 1600 + 4 * 6 + 8 + 4
+    each = 4 * 401 * 4 * (50 + 8) + 1600 + 4 * 6 + 8 + 4
     assert replay == 3 * each
     # Two params; target params, Adam's two moments and some counters; and 32 pairs of steps.
     least = 3 * (2 * params + 3 * params + 32 * 2 * 4 * (50 + 8) + 32 * 4)
@@ -106,7 +107,7 @@ def test_the_memory_of_the_device_is_told_and_must_be_free(monkeypatch, capsys):
     monkeypatch.setattr(devices, "available_memory", lambda: 1_000_000)
     monkeypatch.setattr(devices.importlib.metadata, "entry_points", lambda group: ())
     with pytest.raises(ValueError, match=rf"they take {device:,} bytes .* and 1,000,000 are free"):
-        plan(preset_of(args), runs=3)
+        plan(from_json(text.partition("config.json:\n")[2]), runs=3)
 
 
 def test_a_dry_run_finds_mistakes(tmp_path):
