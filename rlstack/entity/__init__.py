@@ -4,7 +4,7 @@ Start with `rlstack.entity.environment`, `rlstack.entity.spaces` and one of `rls
 `BatchView` and `VecObs` are imported on first use, because `rlstack.entity.vec_obs` imports JAX and
 the worker processes of pools, which import this package, should not.
 
-May import: rlstack, rlstack.envs, rlstack.imports, rlstack.networks.
+May import: rlstack, rlstack.envs, rlstack.imports, rlstack.networks, rlstack.rpc.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ RAY = "2.60.0"  # of the image, by requirements.lock
 IMPLIED = {
     "--topology": "distributed",
     "--program.launch": "ray",
+    "--replay.service": "table",  # all that the image has
     "--program.ray.address": "auto",
     "--program.ray.place-seconds": "1800",  # machines may have to start first
 }

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 
 from rlstack.entity.inverted.hellos import Caller, Hellos
+from rlstack.rpc import addresses
 
 _UNIX = "unix:"
 
@@ -40,9 +41,10 @@ class Listener:
                 self._socket.listen()
                 self.address = address
             else:
-                host, port = _host_and_port(address or "127.0.0.1:0")
-                self._socket = socket.create_server((host, port))
-                self.address = f"{host}:{self._socket.getsockname()[1]}"
+                host, port = _host_and_port(address or f"{addresses.LOOPBACK}:0")
+                family = addresses.family(addresses.resolved(host))
+                self._socket = socket.create_server((host, port), family=family)
+                self.address = addresses.join(host, self._socket.getsockname()[1])
         except OSError as error:
             raise ValueError(
                 f"SocketGame: must be able to listen at {address!r}; got {error}. Choose another "
@@ -136,7 +138,7 @@ def connect(address: str, timeout: float) -> socket.socket:
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
+    host, port = addresses.split(address)
     if not host or not port.isdecimal() or int(port) >= 1 << 16:
         raise ValueError(
             f"SocketGame: an address must be 'host:port' or 'unix:path'; got {address!r}."

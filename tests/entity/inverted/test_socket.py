@@ -18,11 +18,12 @@ import pytest
 from rlstack.checks import EnvCrash, EnvError
 from rlstack.entity.inverted import GameError, SocketGame, wire
 from rlstack.entity.inverted.client import Connection
-from rlstack.entity.inverted.listener import Listener
+from rlstack.entity.inverted.listener import Listener, connect
 from rlstack.entity.inverted.wire import MAGIC
 from rlstack.envs import SyncEnv
 from tests.entity.inverted import games
 from tests.entity.inverted.test_inverted import bids, random_actions
+from tests.rpc.test_addresses import needs_loopback
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -211,6 +212,18 @@ def test_strangers_are_refused_by_their_first_bytes(tmp_path, data, message):
         )
         stranger.settimeout(5)
         assert message in stranger.recv(1 << 16).decode(errors="replace")
+    listener.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("[::1]", marks=needs_loopback)])
+def test_games_connect_over_ipv4_and_ipv6(host):
+    listener = Listener(f"{host}:0")
+    assert listener.address.startswith(f"{host}:") and not listener.address.endswith(":0")
+    listener.hellos.expect("ours")
+    with connect(listener.address, 5.0) as game:
+        game.sendall(frame(1, MAGIC + struct.pack("<II", 1, 4) + b"ours" + bytes(20)))
+        caller = listener.accept("ours", 5.0, keep_waiting=lambda: True)
+    caller.connection.close()
     listener.close()
 
 

@@ -72,7 +72,7 @@ def test_the_schemas_refuse_what_they_do_not_know(capsys):
 @pytest.mark.parametrize("words", [("--volume", "runs"), (*ALL, "--learner.processes", 2)])
 @pytest.mark.parametrize("kind", ["kuberay", "jobset"])
 def test_manifests_fit_their_schemas_and_are_stable(capsys, kind, words):
-    more = ("--redis", "redis:6379") if kind == "kuberay" and words is not words[:2] else ()
+    more = ("--redis", "redis:6379") if kind == "kuberay" and len(words) > 2 else ()
     text = made(capsys, kind, *words, *more)
     assert text == made(capsys, kind, *words, *more)
     assert "&id" not in text and "\t" not in text and text.startswith("# kubectl apply")
@@ -95,7 +95,7 @@ def test_a_ray_job_has_a_head_without_nodes_learners_and_actors_that_scale(capsy
     assert pods[1]["resources"]["limits"] == {"cpu": "8", "memory": "15Gi"}
     assert shlex.split(spec["entrypoint"]) == [
         "rlstack", "train", "cartpole-ppo", *map(str, GPU), *map(str, TWELVE),
-        "--topology", "distributed", "--program.launch", "ray",
+        "--topology", "distributed", "--program.launch", "ray", "--replay.service", "table",
         "--program.ray.address", "auto", "--program.ray.place-seconds", "1800",
         "--run-dir", "/runs/cartpole-ppo", "--auto-resume", "True",
     ]  # fmt: skip
