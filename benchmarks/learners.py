@@ -22,7 +22,7 @@ import argparse
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -88,6 +88,24 @@ class Sampled(NamedTuple):
     keys: np.ndarray
 
 
+class _Endless:
+    """A replay that gives one sample again and again, as often as it is told to."""
+
+    def __init__(self, sample: Sampled) -> None:
+        self._sample, self.times = sample, 0
+
+    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
+        """Takes them, and does nothing."""
+
+    def set_params_version(self, version: int) -> None:
+        """Does nothing."""
+
+    def make_dataset(self, stop: Callable[[], bool] | None = None) -> Iterator[Sampled]:
+        """Yields the sample."""
+        del stop
+        return itertools.repeat(self._sample, self.times)
+
+
 def measure(name: str, repeats: int, seconds: float) -> tuple[Comparison, dict]:
     """Compares updates per second of the learner and of the inline loop."""
     experiment = dataclasses.replace(preset(name), normalisation=NormalisationConfig())
@@ -95,7 +113,14 @@ def measure(name: str, repeats: int, seconds: float) -> tuple[Comparison, dict]:
         return compare(experiment, env.spec, repeats, seconds), {}
 
 
-def compare(experiment: Experiment, env_spec: EnvSpec, repeats: int, seconds: float) -> Comparison:
+def compare(
+    experiment: Experiment,
+    env_spec: EnvSpec,
+    repeats: int,
+    seconds: float,
+    *,
+    runs: bool = False,
+) -> Comparison:
     """Compares updates per second of an experiment's learner and of the inline loop.
 
     Args:
@@ -103,23 +128,32 @@ def compare(experiment: Experiment, env_spec: EnvSpec, repeats: int, seconds: fl
       env_spec: of its environment.
       repeats: number of measurements of each side.
       seconds: length of each.
+      runs: whether the learner runs as in a program, with each batch drawn ahead on an accelerator,
+        against an inline loop that waits after its last update only.
     """
     agent = make_agent(experiment, env_spec)
     spec = transition_spec(agent, env_spec)
     sample = random_sample(spec, experiment.replay.unroll_length + 1, experiment.replay.batch_size)
-    learner = Learner(experiment.learner, agent, None, jax.random.PRNGKey(0))
+    replay: Any = _Endless(sample)
+    learner = Learner(experiment.learner, agent, replay, jax.random.PRNGKey(0))
     begin, step = _inline(agent, experiment.agent)
     step = jax.jit(step)
     held = [learner.params, begin(learner.params), None]
 
     def ours(updates: int) -> None:
-        for _ in range(updates):
-            learner.step(sample)
+        if runs:
+            replay.times = updates
+            learner.run(stop=lambda: False)
+        else:
+            for _ in range(updates):
+                learner.step(sample)
 
     def inline(updates: int) -> None:
         for _ in range(updates):
             held[:] = step(held[0], held[1], sample.batch)
-            jax.block_until_ready(held[2])
+            if not runs:
+                jax.block_until_ready(held[2])
+        jax.block_until_ready(held)
 
     ours(2)
     inline(2)

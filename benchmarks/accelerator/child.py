@@ -29,11 +29,11 @@ from rlstack.programs.config.env_config import EnvConfig
 from rlstack.programs.config.experiment import Experiment
 
 
-def learner(name: str, quick: bool) -> Found:
+def learner(name: str, quick: bool, *, runs: bool = False) -> Found:
     """The learner's updates per second against those of a bare jitted loop."""
     experiment = experiment_of(name)
     repeats, seconds = (2, 0.1) if quick else (5, 1.0)
-    comparison = learners.compare(experiment, spec_of(experiment), repeats, seconds)
+    comparison = learners.compare(experiment, spec_of(experiment), repeats, seconds, runs=runs)
     ours, bare = comparison.medians["ours"], comparison.medians["reference"]
     return {
         "updates_per_second": round(ours, 2),
@@ -140,6 +140,7 @@ _KINDS: dict[str, Callable[[str, bool], Found]] = {
     "repeats_with_deterministic_ops": correctness.repeats,  # `parts` has the flag
     "actor": actor,
     "learner": learner,
+    "learner_run": functools.partial(learner, runs=True),
     "bfloat16": bfloat16,
     "fused": fused,
     "run": run,

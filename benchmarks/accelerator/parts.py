@@ -29,6 +29,7 @@ FULL = (
     Part("acting", seconds=15),
     Part("checkpoint", seconds=10),
     *(Part("learner", name, 25) for name in LEARNED),
+    Part("learner_run", "breakout-dqn", 25),
     Part("bfloat16", "pong-ppo", 25),
     *(Part("fused", name, 40) for name in FUSED),
     *(Part("run", name, 25) for name in PLAYED),
@@ -39,6 +40,7 @@ FULL = (
 _PONG = ("pong-gpu-ppo", "pong-gpu-impala")
 # Parts that run only if they are named.
 MORE = (
+    Part("learner_run", "breakout-rainbow", 25),
     Part("repeats", seconds=60, limit=150),
     Part("repeats_with_deterministic_ops", "", 60, 150, "--xla_gpu_deterministic_ops=true"),
     *(Part(kind, "pong-gpu-ppo", 45) for kind in ("single_process", "heavy_env", "light_env")),

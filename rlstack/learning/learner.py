@@ -174,9 +174,7 @@ class Learner(Node):
               learner state are as before. Other logs may be.
         """
         placed = self._update.place(sample.batch)
-        started = self._start(placed, sample.batch, sample.keys)
-        self.version += 1
-        return self._finish(started)
+        return self._finish(self._start(placed, sample.batch, sample.keys))
 
     def update_from(self, replay_buffer: SampleReader, most: float = math.inf) -> Logs:
         """Makes the next updates: one here, with a sample of the replay.
@@ -227,13 +225,26 @@ class Learner(Node):
         assert started.updated.votes is not None
         cast = self._placement.by_process(started.updated.votes)[:, : len(votes)]
         if not cast[:, 0].all():
+            self.version -= 1
             return cast, None
-        self.version += 1
         return cast, self._finish(started)
 
-    def _start(self, placed: Any, batch: Batch, keys: np.ndarray) -> _Started:
-        """Starts an update; with an accelerator, it returns before the update has ended."""
-        updated = self._update(self.params, self.learner_state, placed)
+    def _start(
+        self, placed: Any, batch: Batch, keys: np.ndarray, last: _Started | None = None
+    ) -> _Started:
+        """Starts an update; with an accelerator, it returns before the update has ended.
+
+        Args:
+          placed: the batch on the devices.
+          batch: the batch.
+          keys: the keys of its items.
+          last: the update before it, if that may still run; only if `_overlaps`.
+        """
+        if last is None:
+            updated = self._update(self.params, self.learner_state, placed)
+        else:
+            update = cast("OneCall", self._update)
+            updated = update(self.params, self.learner_state, placed, last.updated.failed)
         after, placement = (updated.params, updated.learner_state), self._placement
         by_xla, one_process = updated.votes is None, placement.processes == 1
         if by_xla and one_process and placement.several and self._cfg.micro_batches > 1:
@@ -241,7 +252,8 @@ class Learner(Node):
         elif not (by_xla or one_process or self._idle):
             self._idle = jax.tree.map(np.zeros_like, batch)
         self.params, self.learner_state = after
-        return _Started(updated, batch, keys)
+        self.version += 1
+        return _Started(updated, batch, keys, self.version)
 
     def _finish(self, started: _Started) -> Logs:
         """Waits for an update; returns its logs and sends its priorities."""
@@ -252,8 +264,10 @@ class Learner(Node):
             jax.block_until_ready(self.params)
         self._device_seconds += time.perf_counter() - begun
         if self._cfg.check_finite and not finite:
-            self.version -= 1
-            self.params, self.learner_state = before = updated.before
+            if self.version == started.version:
+                self.params, self.learner_state = updated.before
+            self.version = started.version - 1  # a later update has changed nothing either
+            before = self.params, self.learner_state
             raise non_finite(logs, before, started.batch, self.version)
         if updated.priorities is not None and self._replay_buffer is not None:
             priorities = self._placement.own_rows(updated.priorities)
@@ -281,28 +295,37 @@ class Learner(Node):
         with self._running(stop) as should_stop, contextlib.suppress(ReplayClosedError):
             samples = iter(replay_buffer.make_dataset(should_stop))
             run = self._run_ahead if self._prefetches else self._run_in_turn
-            for logs in run(samples, replay_buffer):
+            for version, logs in run(samples, replay_buffer):
                 if logger is not None:
-                    logger.write(self.version, {f"learner/{k}": v for k, v in logs.items()})
+                    logger.write(version, {f"learner/{k}": v for k, v in logs.items()})
 
     @property
     def _prefetches(self) -> bool:
         wished = self._cfg.prefetch
         return wished == "on" or (wished == "auto" and not self._placement.on_cpu)
 
+    @property
+    def _overlaps(self) -> bool:
+        """Whether an update can start before the last one has ended."""
+        return isinstance(self._update, OneCall) and not self._placement.several
+
     def _run_in_turn(
         self, samples: Iterator[SampleLike], replay_buffer: ReplayReader
-    ) -> Iterator[Logs]:
-        """Draws each batch after the previous update; yields the logs of each update."""
+    ) -> Iterator[tuple[int, Logs]]:
+        """Draws each batch after the previous update; yields version and logs of each update."""
         while (sample := self._draw(samples)) is not None:
             logs = self.step(sample)
             replay_buffer.set_params_version(self.version)
-            yield logs
+            yield self.version, logs
 
     def _run_ahead(
         self, samples: Iterator[SampleLike], replay_buffer: ReplayReader
-    ) -> Iterator[Logs]:
-        """Draws and moves each batch during the previous update; yields the logs of each update."""
+    ) -> Iterator[tuple[int, Logs]]:
+        """Draws and moves each batch during the previous update; yields as `_run_in_turn` does.
+
+        The device has the next update before the host reads the logs of the last one, so it does
+        not wait for the host.
+        """
         started: _Started | None = None
         with contextlib.suppress(ReplayClosedError):  # then the last update is still finished
             while (sample := self._draw(samples)) is not None:
@@ -310,13 +333,16 @@ class Learner(Node):
                 batch, placed = self._staged(sample.batch)
                 keys = np.array(sample.keys)
                 self._draw_seconds += time.perf_counter() - begun
-                if started is not None:
-                    yield self._finish(started)
-                started = self._start(placed, batch, keys)
-                self.version += 1
+                last = started
+                if last is not None and not self._overlaps:
+                    yield last.version, self._finish(last)
+                    last = None
+                started = self._start(placed, batch, keys, last)
                 replay_buffer.set_params_version(self.version)
+                if last is not None:
+                    yield last.version, self._finish(last)
         if started is not None:
-            yield self._finish(started)
+            yield started.version, self._finish(started)
 
     def _staged(self, batch: Batch) -> tuple[Batch, Any]:
         """Copies a batch, which may then be overwritten; returns it on the host and on the devices.
@@ -367,6 +393,7 @@ class _Started(NamedTuple):
     updated: Updated
     batch: Batch
     keys: np.ndarray
+    version: int  # of its params
 
 
 def _begin(agent: Agent, rng_key: PRNGKey) -> tuple[Params, LearnerState]:

@@ -16,7 +16,7 @@ import numpy as np
 from rlstack.agent import Agent, EpochAgent, is_finite
 from rlstack.devices.placement import Placement
 from rlstack.networks.layers import forms
-from rlstack.types import Batch, LearnerState, Logs, Params, PyTree
+from rlstack.types import Array, Batch, LearnerState, Logs, Params, PyTree
 
 
 class Updated(NamedTuple):
@@ -30,6 +30,7 @@ class Updated(NamedTuple):
     priorities: jax.Array | None  # [B]
     votes: jax.Array | None = None  # [devices, n] int32, if the update carries them
     updates: PyTree = None  # of `LearnerOutput`
+    failed: jax.Array | None = None  # whether it changed nothing, for the update that follows
 
 
 class Update(Protocol):
@@ -57,7 +58,8 @@ class OneCall:
     noticeable fraction of it.
 
     The params are not donated, because an Inferencer may act with them. The state is, so an update
-    that is not finite must return the one that it got.
+    that is not finite must return the one that it got. So must the next one, if it begins before
+    the first has ended.
     """
 
     def __init__(self, agent: Agent, placement: Placement, *, check_finite: bool) -> None:
@@ -72,6 +74,7 @@ class OneCall:
         self._names: list[str] = []
         where = placement.of_update()
         self._jitted = jax.jit(self._packed, donate_argnums=1, out_shardings=where)
+        self._none_failed = jax.device_put(np.False_)
 
     def place(self, batch: Batch, votes: Sequence[int] = (1,)) -> Batch:
         """Divides the batch over several devices; it carries no votes."""
@@ -80,22 +83,44 @@ class OneCall:
 
     def compile(self, params: Params, learner_state: LearnerState, batch: Batch) -> None:
         """Compiles the update for a batch of these shapes (``jax.ShapeDtypeStruct``)."""
-        self._jitted.lower(params, learner_state, batch).compile()
+        self._jitted.lower(params, learner_state, batch, self._none_failed).compile()
 
-    def __call__(self, params: Params, learner_state: LearnerState, placed: Batch) -> Updated:
-        """Returns at once where JAX dispatches asynchronously, as on an accelerator."""
-        after, learner_state, logs, back = self._jitted(params, learner_state, placed)
+    def __call__(
+        self,
+        params: Params,
+        learner_state: LearnerState,
+        placed: Batch,
+        failed: jax.Array | None = None,
+    ) -> Updated:
+        """Returns at once where JAX dispatches asynchronously, as on an accelerator.
+
+        Args:
+          params: the params.
+          learner_state: the learner state.
+          placed: the batch.
+          failed: `Updated.failed` of an update that may still run; if that is true, this one
+            changes nothing either. None if there is none.
+        """
+        failed = self._none_failed if failed is None else failed
+        after, learner_state, logs, back, failed = self._jitted(
+            params, learner_state, placed, failed
+        )
         before, (priorities, updates) = (params, learner_state), back
         logs_on_host = functools.partial(fetch, self._names, logs)
-        return Updated(after, learner_state, before, logs_on_host, priorities, updates=updates)
+        return Updated(
+            after, learner_state, before, logs_on_host, priorities, updates=updates, failed=failed
+        )
 
     def compiled(
         self, params: Params, learner_state: LearnerState, placed: Batch
     ) -> dict[str, int]:
         """Returns the compiled function, as XLA's HLO, which an update calls once."""
-        return {self._jitted.lower(params, learner_state, placed).compile().as_text() or "": 1}
+        lowered = self._jitted.lower(params, learner_state, placed, self._none_failed)
+        return {lowered.compile().as_text() or "": 1}
 
-    def _packed(self, params: Params, learner_state: LearnerState, batch: Batch) -> Any:
+    def _packed(
+        self, params: Params, learner_state: LearnerState, batch: Batch, failed: Array
+    ) -> Any:
         before = params, learner_state
         with layer_forms(self._agent):
             *after, output = self._agent.learner_step(params, learner_state, batch)
@@ -103,9 +128,9 @@ class OneCall:
         finite = is_finite(output.logs, after[0])
         logs = mean_logs(output.logs, finite)
         # Also if all is kept: a state that is an argument would be returned as it is, not copied.
-        keep = finite if self._check_finite else True
+        keep = finite & ~failed if self._check_finite else True
         params, learner_state = select(keep, tuple(after), before)
-        return params, learner_state, logs, (output.priorities, output.updates)
+        return params, learner_state, logs, (output.priorities, output.updates), ~jnp.asarray(keep)
 
 
 def in_thread(function: Callable[..., None], *arguments: Any) -> Future[None]:

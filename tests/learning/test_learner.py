@@ -320,11 +320,20 @@ def test_the_next_batch_is_drawn_during_an_update_and_the_learner_learns_the_sam
     assert learners[1].stats()["draw_seconds"] > 0
 
 
-def test_a_non_finite_update_is_found_before_the_next_begins():
-    replay = Alternating(times=3, poison=2)
+@pytest.mark.parametrize("times", [2, 3])
+def test_after_a_non_finite_update_the_one_that_began_meanwhile_changes_nothing(times):
+    replay = Alternating(times=times, poison=2)
     learner = make(replay=replay, prefetch="on")
+    begun, start = [], learner._start
+    learner._start = lambda *args: begun.append(args[2][0]) or start(*args)
     with pytest.raises(NonFiniteError, match="update 2") as caught:
         learner.run(stop=lambda: False)
-    assert learner.version == 1 and replay.order[-1] == "draw 3"
+    assert begun == [1, 2, 3][:times] and "priorities 2" not in replay.order
     assert np.isnan(caught.value.batch.trajectory.timestep.reward).all()
-    assert_close(learner.params, caught.value.before["params"], atol=0, rtol=0)
+    one = make(replay=Alternating(times=1), prefetch="on")
+    one.run(stop=lambda: False)
+    saved = learner.save()
+    assert saved["version"] == 1
+    assert_close(saved, one.save(), atol=0, rtol=0)
+    before = {name: saved[name] for name in ("params", "learner_state")}
+    assert_close(caught.value.before, before, atol=0, rtol=0)
