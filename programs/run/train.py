@@ -42,7 +42,7 @@ from rlstack.programs.session.run_config import (
     read_config,
     record_changes,
 )
-from rlstack.programs.session.run_dir import RunDir
+from rlstack.programs.session.run_dir import RunDir, fetched
 from rlstack.programs.session.signals import Interrupted, StopSignals
 from rlstack.programs.session.stopping import is_complete
 from rlstack.programs.session.titles import set_title
@@ -284,7 +284,7 @@ def rerun(dump_dir: str | Path) -> Logs:
     Raises:
       ValueError: the directory holds no such update.
     """
-    path = RunDir.at(dump_dir).path
+    path = fetched(Path(dump_dir).parent) / Path(dump_dir).name
     RunDir(path.parent).fetch(path.name)
     failed_update.check(path)
     config = read_config(RunDir.open(path.parent), several=True)

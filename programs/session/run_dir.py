@@ -145,7 +145,8 @@ class RunDir:
         found.fetch()
         if not found.config.is_file():
             raise RunDirError(
-                f"RunDir.open: {found.name} must be the directory of a run; {_why_none(found.path)}"
+                f"RunDir.open: {files.shown(path)} must be the directory of a run; "
+                f"{_why_none(files.local(path))}"
             )
         return found
 

@@ -6,6 +6,7 @@ one request, so that it is there as a whole or not at all.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import threading
@@ -174,7 +175,8 @@ class Objects:
         """Removes objects; one that is not there is fine."""
         paths = [self._prefix + key for key in keys]
         if paths:
-            self._answer(lambda: self._library.delete(self._store, paths), FileNotFoundError)
+            with contextlib.suppress(FileNotFoundError):
+                self._answer(lambda: self._library.delete(self._store, paths))
 
     def listed(self) -> list[str]:
         """Returns the keys of all objects."""
@@ -199,7 +201,7 @@ class Objects:
         """Ends the repetition of requests; each is then made once."""
         self._given_up.set()
 
-    def _answer(self, ask: Callable[[], Any], fine: type[Exception] | None = None) -> Any:
+    def _answer(self, ask: Callable[[], Any]) -> Any:
         """Asks until there is an answer."""
         errors = self._library.exceptions
         until, pause = time.monotonic() + self._patience, _FIRST_PAUSE
@@ -217,17 +219,14 @@ class Objects:
             except (FileNotFoundError, errors.BaseError) as error:
                 if "NoSuchBucket" in str(error):
                     raise self._no_bucket(error) from error
-                if not isinstance(error, FileNotFoundError):
-                    if time.monotonic() + pause > until or self._given_up.wait(pause):
-                        raise StoreAwayError(
-                            f"{self.url} does not answer: {_told(error)}. Its server and "
-                            f"credentials are in {self._variables}."
-                        ) from error
-                    pause = min(2 * pause, _LONGEST_PAUSE)
-                    continue
-                if fine is not None:
-                    return None
-                raise
+                if isinstance(error, FileNotFoundError):
+                    raise
+                if time.monotonic() + pause > until or self._given_up.wait(pause):
+                    raise StoreAwayError(
+                        f"{self.url} does not answer: {_told(error)}. Its server and credentials "
+                        f"are in {self._variables}."
+                    ) from error
+                pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _no_bucket(self, error: Exception) -> StoreError:
         return StoreError(

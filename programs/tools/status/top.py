@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rlstack.programs.session.metrics import processes
 from rlstack.programs.session.metrics.processes import NodeProcess
+from rlstack.programs.session.run_dir import RunDir
 from rlstack.programs.tools.status.node_rows import NodeRows
 from rlstack.programs.tools.status.runs import RunReader, RunStatus, find_runs
 
@@ -76,7 +77,8 @@ class Top:
     def _nodes(self, status: RunStatus, found: Mapping[str, NodeProcess]) -> Table:
         from rich.table import Table
 
-        table = Table(*_NODE_COLUMNS, title=str(status.path), box=None, padding=(0, 2, 0, 0))
+        title = RunDir(status.path).name
+        table = Table(*_NODE_COLUMNS, title=title, box=None, padding=(0, 2, 0, 0))
         table.title_justify = "left"
         for row in self._rows.of(status, found):
             if row.process is None:
