@@ -13,6 +13,7 @@ from rlstack.programs.cli.options import parse
 from rlstack.programs.config import options
 from rlstack.programs.config.experiment import Experiment, agents_of
 from rlstack.programs.config.presets import PRESETS, preset
+from rlstack.programs.tools.cluster.options import KINDS
 
 # zsh and bash have the same function: zsh's bashcompinit runs functions for bash.
 _SCRIPT = """\
@@ -21,6 +22,8 @@ _rlstack() {{
   local names=""
   if [ "$COMP_CWORD" -eq 1 ]; then
     names="{commands}"
+  elif [ "$command" = cluster ] && [ "$COMP_CWORD" -le 3 ]; then
+    [ "$COMP_CWORD" -eq 2 ] && names="{kinds}" || names="{presets}"
   elif [[ $command = train || $command = sweep ]] && [ "$COMP_CWORD" -eq 2 ]; then
     names="{presets} --resume"
   elif [ "$command" = train ]; then
@@ -73,6 +76,7 @@ def script(shell: str, commands: Sequence[str], train_options: Sequence[str]) ->
     )
     text = _SCRIPT.format(
         commands=" ".join(commands),
+        kinds=" ".join(KINDS),
         presets=" ".join(PRESETS),
         options=" ".join(sorted({*common, *train_options})),
         cases=cases,

@@ -22,7 +22,8 @@ def text(job: Job, options: SlurmOptions) -> str:
     common += [f"--account={options.account}"] * bool(options.account)
     common += [f"--time={options.time}"] * bool(options.time)
     first = [*common, *_ONCE, *_part(job.learners, options.partition)]
-    srun = ["srun", "--kill-on-bad-exit=1"]
+    # A task uses all cores of its node's part; srun does not know the number of each part.
+    srun = ["srun", "--kill-on-bad-exit=1", "--cpu-bind=none"]
     lines = ["# Learners.", *(f"#SBATCH {option}" for option in first)]
     if job.actors is not None:
         partition = options.actor_partition or options.partition

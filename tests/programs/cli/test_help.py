@@ -128,6 +128,8 @@ def test_bash_completes_commands_presets_and_options(capsys):
     script = capsys.readouterr().out
     assert completed(script, "rlstack", "exp") == ["export"]
     assert completed(script, "rlstack", "train", "cartpole-pq") == ["cartpole-pqn"]
+    assert completed(script, "rlstack", "cluster", "k") == ["kuberay"]
+    assert completed(script, "rlstack", "cluster", "slurm", "cartpole-pq") == ["cartpole-pqn"]
     assert completed(script, "rlstack", "train", "cartpole-ppo", "--agent.gae") == [
         "--agent.gae-lambda"
     ]

@@ -157,7 +157,8 @@ def test_a_slurm_job_has_a_part_for_learners_and_one_for_actors(capsys):
     assert (actor["partition"], actor["nodes"], actor["cpus-per-task"]) == ("cpu", "2", "8")
     assert "gpus-per-node" not in actor and learner["signal"] == "B:TERM@120"
     command = command_of_script(text)
-    assert command[:5] == ["srun", "--kill-on-bad-exit=1", "--het-group=0,1", "rlstack", "train"]
+    options = ["--kill-on-bad-exit=1", "--cpu-bind=none", "--het-group=0,1"]
+    assert command[:6] == ["srun", *options, "rlstack", "train"]
     assert "--program.hosts" not in command  # Slurm names them
 
 
@@ -236,7 +237,7 @@ def test_modules_of_the_user_are_named_in_the_command(capsys, tmp_path, monkeypa
     monkeypatch.syspath_prepend(tmp_path)
     text = made(capsys, "slurm", "--run-dir", "x", "--module", "an_own_module")
     words = command_of_script(text)
-    assert words[3:8] == ["rlstack", "train", "--module", "an_own_module", "cartpole-ppo"]
+    assert words[4:9] == ["rlstack", "train", "--module", "an_own_module", "cartpole-ppo"]
 
 
 def test_own_options_are_explained_and_are_none_of_training():

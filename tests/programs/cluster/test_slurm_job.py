@@ -126,7 +126,7 @@ def test_it_trains_on_both_nodes_and_a_job_that_is_started_again_continues(tmp_p
         code, left = started.end(60)
         assert (code, left) == (143, []), started.output()
     notes = (tmp_path / "notes").read_text().splitlines()
-    assert notes[:2] == ["--kill-on-bad-exit=1", "--het-group=0,1"]
+    assert notes[:3] == ["--kill-on-bad-exit=1", "--cpu-bind=none", "--het-group=0,1"]
     saved = checkpoint.latest(run_dir / "checkpoints")
     frames = checkpoint.read_metadata(saved)["env_frames"]
     assert frames > 0 and not (run_dir / "result.json").exists()

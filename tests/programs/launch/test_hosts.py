@@ -17,7 +17,7 @@ from rlstack.programs.config.experiment import ProgramConfig
 from rlstack.programs.config.presets import preset
 from rlstack.programs.program.base import Setup
 from rlstack.programs.program.launch import hosts
-from rlstack.programs.program.launch.wiring import indexed
+from rlstack.programs.program.launch.wiring import indexed, on_this_host
 from rlstack.programs.program.topologies import graph_of
 from rlstack.programs.session.run_dir import RunDir
 from rlstack.rpc import addresses
@@ -181,6 +181,16 @@ def test_every_host_computes_the_same_addresses(tmp_path):
     assert len(set(found[0].values())) == 5  # coordinator, replay, learner and two services
 
 
+def test_programs_of_one_host_share_a_range_of_ports(tmp_path):
+    one = experiment()
+    program = dataclasses.replace(one.program, launch="processes", ports="24100-24120")
+    setup, graph = made(tmp_path, dataclasses.replace(one, program=program))
+    with on_this_host(graph, setup) as first, on_this_host(graph, setup) as second:
+        found = [addresses.split(a) for p in (first, second) for a in p.addresses.values()]
+    assert len(set(found)) == len(found) == 10
+    assert all(host == "127.0.0.1" and 24100 <= int(port) <= 24120 for host, port in found)
+
+
 def test_too_few_ports_are_refused(tmp_path):
     setup, graph = made(tmp_path, experiment(ports="24000-24004"))
     all_hosts = hosts.of_program(setup.experiment.program)
@@ -238,7 +248,7 @@ ENDLESS = ("--frames", 100_000_000, "--program.num-actors", 2)
 @pytest.mark.parametrize("leader", ["127.0.0.11", pytest.param("::1", marks=needs_loopback)])
 def test_two_learner_processes_on_hosts_of_their_own_learn_together(tmp_path, leader):
     words = ("--learner.processes", 2, "--program.num-actors", 2, "--frames", 6000)
-    ports = ("--program.ports", "23000-23030")
+    ports = ("--program.ports", "23000-23030", "--program.transport", "zmq")
     with commands(tmp_path, 3, *words, *ports, first=leader) as (first, second, third):
         servers = set()
 

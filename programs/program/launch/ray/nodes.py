@@ -19,7 +19,7 @@ from rlstack.programs.program.launch.ray.runner import NodeRunner, Placement
 from rlstack.programs.program.launch.wiring import Program, indexed
 from rlstack.programs.program.supervisor import End, RestartPolicy
 from rlstack.programs.session import timing
-from rlstack.rpc import transports, versions
+from rlstack.rpc import addresses, transports, versions
 
 _WRITERS = ("learner", "replay", "coordinator", "evaluator")  # groups that write to the directory
 PLACING, RUNNING, ENDED, PAUSED = "placing", "running", "ended", "paused"
@@ -185,7 +185,7 @@ class RayNodes:
                 "Choose a directory on a shared file system with --run-dir."
             )
         for port in placement.ports:
-            self.addresses[node.name] = f"{placement.host}:{port}"
+            self.addresses[node.name] = addresses.join(placement.host, port)
 
     def start(self, node: RayNode) -> None:
         """Starts a node; its addresses, and those of all nodes it calls, must be bound."""
