@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 from rlstack.configs.replay import ReplayConfig
 from rlstack.devices.packing import Layout
@@ -262,8 +263,9 @@ class DeviceReplay:
 
     def _empty(self) -> RingState:
         step = _rows_of(self._spec, self._num_envs)
-        with jax.default_device(self._device):
-            return jax.jit(lambda key: self._table.empty(step, key))(self._key)
+        # Without it the arrays would move to JAX's default device with the next call.
+        where = None if self._device is None else SingleDeviceSharding(self._device)
+        return jax.jit(lambda key: self._table.empty(step, key), out_shardings=where)(self._key)
 
     def _check_processor(self) -> None:
         try:
