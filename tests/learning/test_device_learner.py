@@ -118,18 +118,10 @@ def test_calls_do_not_change_what_is_learned(way):
     assert_close(results[0][2], results[1][2], **exact)
 
 
-_SLOW = [pytest.mark.slow, pytest.mark.chosen]
-
-
-@pytest.mark.parametrize(
-    ("on_cpu", "by_calls"),
-    [
-        (True, False),
-        pytest.param(True, True, marks=_SLOW),
-        pytest.param(False, False, marks=_SLOW),
-        pytest.param(False, True, marks=_SLOW),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.parametrize("on_cpu", [True, False])
+@pytest.mark.parametrize("by_calls", [True, False])
 def test_an_update_that_gives_nan_changes_nothing_and_holds_its_batch(on_cpu, by_calls):
     replay, learner = make()
     learner._by_calls = by_calls

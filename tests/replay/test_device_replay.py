@@ -165,9 +165,9 @@ def test_outputs_are_written_back_by_key():
         buffer.write_back(sample.keys, new._replace(value=output.value[:2]))
 
 
-@pytest.mark.parametrize(
-    "padding", ["zeros", *(pytest.param(name, marks=SLOW) for name in ("repeat", "continue"))]
-)
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.parametrize("padding", ["repeat", "zeros", "continue"])
 def test_stacks_come_back_exactly(padding):
     """Frames that the host joins, and stacks that the compiled update reads."""
     cfg = frames.config(sampler="prioritized", period=2, samples_per_insert=8.0)

@@ -81,7 +81,9 @@ def advanced(loop, steps, prefix="learner/"):
     return log.losses
 
 
-@pytest.mark.parametrize("ahead", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.parametrize("ahead", [False, True])
 def test_a_resumed_run_equals_one_that_was_not_interrupted(ahead):
     """A pool cannot be saved, so both begin new episodes."""
     one, two = (HostLoop(on_device(dqn())) for _ in range(2))
