@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 from rlstack.configs.replay import ReplayConfig
 from rlstack.devices.packing import Layout
@@ -262,8 +264,10 @@ class DeviceReplay:
 
     def _empty(self) -> RingState:
         step = _rows_of(self._spec, self._num_envs)
-        with jax.default_device(self._device):
-            return jax.jit(lambda key: self._table.empty(step, key))(self._key)
+        # Without it the arrays would move to JAX's default device with the next call.
+        where = None if self._device is None else SingleDeviceSharding(self._device)
+        start = jax.jit(lambda key: self._table.empty(step, jnp.copy(key)), out_shardings=where)
+        return start(self._key)
 
     def _check_processor(self) -> None:
         try:
@@ -350,13 +354,14 @@ class DeviceReplay:
         counters, period = self.counters, self._cfg.step_period
         after = -(-counters.steps // period) * period
         counters.unbroken = after
-        self.state = self.state._replace(unbroken=self._number(after))
+        self.state = self.state._replace(unbroken=self._owned(np.int32(after)))
         # Items that would have ended in the skipped steps still replace the oldest ones.
         while counters.steps < after:
             self._append(self._zeros)
 
-    def _number(self, value: int) -> jax.Array:
-        return jax.device_put(np.int32(value), self._device)
+    def _owned(self, tree: PyTree) -> Any:
+        """Returns copies on the device, which can be donated: device_put may use numpy's memory."""
+        return _copied(jax.device_put(tree, self._device))
 
     def flush(self, timeout: float | None = None) -> None:
         """Does nothing: added steps are available immediately."""
@@ -485,7 +490,7 @@ class DeviceReplay:
             _check_sizes([x.shape[1:] for x in held], [np.shape(x)[1:] for x in tree[name]])
             new = [_with_rows(x, rows) for x, rows in zip(held, tree[name], strict=True)]
             copied[name] = jax.tree.unflatten(jax.tree.structure(part), new)
-        loaded = jax.device_put([np.array(x) for x in tree["rest"]], self._device)
+        loaded = self._owned([np.asarray(x) for x in tree["rest"]])
         parts = jax.tree.unflatten(jax.tree.structure(parts), loaded)
         self.state = RingState(**copied, **parts)
         self.counters.load(tree["counters"], np.asarray(parts["valid"]).copy())
@@ -509,6 +514,11 @@ class DeviceReplay:
 def _rows_of(spec: Transition, num_envs: int) -> Transition:
     """Returns shapes and dtypes of a step of all environments, from those of one environment."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_envs, *x.shape), x.dtype), spec)
+
+
+@jax.jit
+def _copied(tree: PyTree) -> PyTree:
+    return jax.tree.map(jnp.copy, tree)
 
 
 @functools.partial(jax.jit, static_argnums=2)

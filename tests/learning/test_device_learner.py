@@ -90,6 +90,8 @@ def test_three_updates_in_one_call_are_those_of_the_host():
     assert int(replay.state.drawn) == replay.counters.samples == 4 * 45
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("way", ["by calls", "ahead", "resumed"])
 def test_calls_do_not_change_what_is_learned(way):
     """By calls of one update, as for convolutions on a CPU; with logs that come one call later."""
@@ -116,6 +118,8 @@ def test_calls_do_not_change_what_is_learned(way):
     assert_close(results[0][2], results[1][2], **exact)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("on_cpu", [True, False])
 @pytest.mark.parametrize("by_calls", [True, False])
 def test_an_update_that_gives_nan_changes_nothing_and_holds_its_batch(on_cpu, by_calls):
@@ -143,13 +147,3 @@ def test_an_update_that_gives_nan_changes_nothing_and_holds_its_batch(on_cpu, by
     assert reward.shape == (3, 4) and np.isnan(reward).any()
     assert int(replay.state.credit) == replay.counters.credit
     assert int(replay.state.drawn) == replay.counters.samples
-
-
-def test_several_devices_are_refused():
-    replay, _ = make()
-    if len(jax.local_devices()) < 2:
-        pytest.skip("needs two devices")
-    with pytest.raises(ValueError, match="one device"):
-        DeviceLearner(
-            LearnerConfig(devices=(0, 1)), case("dqn").agent, replay, jax.random.PRNGKey(0)
-        )

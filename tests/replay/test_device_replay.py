@@ -25,6 +25,7 @@ from tests.replay.replay_model import (
 )
 
 NUM_ENVS = 3
+SLOW = [pytest.mark.slow, pytest.mark.chosen]  # compiles much
 CONFIGS = {
     "transitions": config(
         unroll_length=2, max_size=20, starts="not_last", min_size=5, samples_per_insert=1.5
@@ -57,7 +58,10 @@ def step_types(model, rng):
     return types
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name",
+    ["sequences", *(pytest.param(name, marks=SLOW) for name in ("transitions", "priorities"))],
+)
 def test_a_history_agrees_with_the_model(name):
     cfg, rng = CONFIGS[name], np.random.default_rng(3)
     size, model, buffer = cfg.batch_size, Model(cfg, NUM_ENVS), make(cfg)
@@ -100,7 +104,7 @@ def test_a_history_agrees_with_the_model(name):
     np.testing.assert_array_equal(state.valid, counters.valid)
 
 
-@pytest.mark.parametrize("name", ["transitions", "sequences"])
+@pytest.mark.parametrize("name", ["transitions", pytest.param("sequences", marks=SLOW)])
 @pytest.mark.parametrize("count", [9, 40])  # before and after the rings are full
 def test_load_goes_on_as_if_never_interrupted(name, count, monkeypatch):
     monkeypatch.setattr(device_replay, "_BLOCK_BYTES", 64)  # a few rows at a time
@@ -161,6 +165,8 @@ def test_outputs_are_written_back_by_key():
         buffer.write_back(sample.keys, new._replace(value=output.value[:2]))
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("padding", ["repeat", "zeros", "continue"])
 def test_stacks_come_back_exactly(padding):
     """Frames that the host joins, and stacks that the compiled update reads."""

@@ -2,6 +2,10 @@
 
 import contextlib
 import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -15,6 +19,7 @@ from rlstack.programs.config.presets import preset
 from rlstack.programs.run import plan
 from rlstack.programs.run.host import HostLoop
 from rlstack.replay import ReplayConfig
+from tests.fused.cases import mixed
 from tests.fused.test_fused_run import dqn, run
 from tests.programs.running import nothing_left, params, same, series
 
@@ -59,24 +64,26 @@ def test_a_run_equals_the_compiled_loop_bit_for_bit(make, tmp_path):
 class Log:
     """Receives the logs of updates, as periodic actions do."""
 
-    def __init__(self):
-        self.losses = []
+    def __init__(self, prefix):
+        self.prefix, self.losses = prefix, []
 
     def log(self, logs, prefix=""):
-        if prefix == "learner/":
+        if prefix == self.prefix:
             self.losses += np.atleast_1d(logs.get("loss", ())).tolist()
 
 
-def advanced(loop, steps):
+def advanced(loop, steps, prefix="learner/"):
     """Acts and learns for some steps; returns the losses."""
-    log = Log()
+    log = Log(prefix)
     for _ in range(steps):
         loop.advance(log)
     loop.stats()
     return log.losses
 
 
-@pytest.mark.parametrize("ahead", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.parametrize("ahead", [False, True])
 def test_a_resumed_run_equals_one_that_was_not_interrupted(ahead):
     """A pool cannot be saved, so both begin new episodes."""
     one, two = (HostLoop(on_device(dqn())) for _ in range(2))
@@ -89,6 +96,61 @@ def test_a_resumed_run_equals_one_that_was_not_interrupted(ahead):
         one.restart_environments()
         assert advanced(one, 20) == advanced(two, 20)
         assert same(*(jax.tree.leaves(loop.save()) for loop in (one, two)))
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+def test_it_is_on_the_device_that_learns():
+    flags = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
+    done = subprocess.run(
+        [sys.executable, "-c", "from tests.programs.run import test_device_replay as t; t.two()"],
+        cwd=Path(__file__).resolve().parents[3],
+        env=dict(os.environ, XLA_FLAGS=flags, JAX_PLATFORMS="cpu"),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["second", "refused"]
+
+
+def two():
+    """Called in a process with two devices."""
+    learner = dataclasses.replace(dqn().learner, devices=(1,))
+    losses = []
+    for experiment in (on_device(dqn()), on_device(dqn(), learner=learner)):
+        with contextlib.closing(HostLoop(experiment)) as loop:
+            losses.append(advanced(loop, 25))
+            replay = loop.player.replay
+            arrays = jax.tree.leaves((replay.state, loop.learner.params))
+            places = {device for x in arrays for device in x.devices()}
+            replay.load(replay.save())
+            places |= {device for x in jax.tree.leaves(replay.state) for device in x.devices()}
+            chosen = experiment.learner.devices or (0,)
+            assert places == {jax.local_devices()[i] for i in chosen}
+    assert losses[0] == losses[1] and len(losses[0]) > 5
+    print("second")
+    both = dataclasses.replace(learner, devices=(0, 1))
+    with pytest.raises(ValueError, match=r"learner\.devices must be one device at most"):
+        HostLoop(on_device(dqn(), learner=both))
+    print("refused")
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+def test_a_policy_of_a_set_has_its_replay_on_the_device():
+    base = mixed(topology="single_process")
+    deep = base.policies["deep"]
+    deep = dataclasses.replace(deep, replay=dataclasses.replace(deep.replay, place="device"))
+    base = dataclasses.replace(base, policies={**base.policies, "deep": deep})
+    one, two = HostLoop(base), HostLoop(base)
+    with contextlib.closing(one), contextlib.closing(two):
+        losses = advanced(one, 60, "deep/learner/")
+        assert len(losses) == one.learners["deep"].version > 10
+        assert one.learners["actor"].version > 5
+        two.load(jax.tree.map(np.array, one.save()))
+        one.restart_environments()
+        assert advanced(one, 20, "deep/learner/") == advanced(two, 20, "deep/learner/")
 
 
 @pytest.mark.slow
