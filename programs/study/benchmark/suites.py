@@ -43,8 +43,9 @@ class Score:
 
     rule: Literal["regret", "below", "found", "accuracy"]
     """regret: the share of `limit` that the mean regret leaves. below: whether the mean regret is
-    below `limit`. found: whether it was early enough. accuracy: half of regret, and half the share
-    of right answers at the end."""
+    below `limit`. found: the share of runs in which it is before random actions would find the
+    treasure of Deep Sea. accuracy: half of regret, and half the share of right answers at the
+    end."""
     limit: float
     solves: bool = False
     """Whether half the score is the share of runs with a good episode."""
