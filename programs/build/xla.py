@@ -105,7 +105,7 @@ def tell_accelerator() -> None:
     device = jax.local_devices()[0]
     if device.platform == "cpu":
         return
-    precision = jax.config.jax_default_matmul_precision or "default"
+    precision = getattr(jax.config, "jax_default_matmul_precision", None) or "default"
     graphs = ", without CUDA graphs" if NO_CUDA_GRAPHS in os.environ.get("XLA_FLAGS", "") else ""
     _log.warning(
         "JAX computes on %s%s. Products of float32 matrices have %s precision%s.",
