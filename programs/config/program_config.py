@@ -147,8 +147,6 @@ class ProgramConfig(Checked):
         fits = re.fullmatch(r"[1-9]\d*-\d+", self.ports) is not None
         fits = fits and 0 < max(self.port_range, default=0) < 1 << 16
         self.require("ports", fits or not self.ports, "FIRST-LAST, such as 20000-20100")
-        rule = "empty with launch launchpad, which chooses ports itself"
-        self.require("ports", not (self.ports and self.launch == "launchpad"), rule)
         port = self.metrics.rpartition(":")[2]
         fits = not self.metrics or (port.isdecimal() and int(port) < 1 << 16)
         self.require("metrics", fits, "PORT or ADDRESS:PORT, such as 9100 or [::]:9100")
