@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from rlstack.configs.learner import LearnerConfig
+from rlstack.programs.cli import commands as cli
 from rlstack.programs.config.experiment import ProgramConfig
 from rlstack.programs.config.presets import preset
 from rlstack.programs.program.base import Setup
@@ -197,6 +198,23 @@ def test_too_few_ports_are_refused(tmp_path):
         hosts._part_of(graph, setup, all_hosts),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "--launch hosts needs --run-dir, a directory that all hosts see"),
+        (("--run-dir", "x", "--seeds", "2"), "--launch hosts runs one program: leave out --seeds"),
+        (("--run-dir", "x", "--topology", "heavy_env"), "must be distributed with launch hosts"),
+    ],
+)
+def test_the_command_says_what_it_needs(tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    topology = () if "--topology" in words else ("--topology", "distributed")
+    args = ["cartpole-ppo", "--launch", "hosts", "--program.hosts", "a", "b", *topology, *words]
+    assert cli.main("train", args) in (1, 2)
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_others_can_read_is_refused(tmp_path):
