@@ -48,7 +48,7 @@ def main(args: list[str], modules: tuple[str, ...] = ()) -> int:
         raise UsageError(f"there is no kind {kind!r}{nearest(kind, KINDS)}")
     prog, options = f"rlstack cluster {kind}", KINDS[kind]
     if any(word in ("-h", "--help") for word in rest):
-        parse(options, prog, ["--help"], config=(tyro.conf.FlagConversionOff,))
+        parse(options, f"{prog} PRESET", ["--help"], config=(tyro.conf.FlagConversionOff,))
     if not rest or rest[0].startswith("-"):
         raise UsageError(f"a preset must come first, such as {kind} cartpole-ppo ({prog} --help)")
     name, *rest = rest

@@ -149,8 +149,6 @@ class ProgramConfig(Checked):
         fits = re.fullmatch(r"[1-9]\d*-\d+", self.ports) is not None
         fits = fits and 0 < max(self.port_range, default=0) < 1 << 16
         self.require("ports", fits or not self.ports, "FIRST-LAST, such as 20000-20100")
-        rule = "empty with launch launchpad, which chooses ports itself"
-        self.require("ports", not (self.ports and self.launch == "launchpad"), rule)
         rule = "end with launch threads, which are lost together, and hosts, which start anew"
         survives = self.launch not in ("threads", "hosts")
         self.require("on_loss", self.on_loss == "end" or survives, rule)

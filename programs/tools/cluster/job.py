@@ -55,10 +55,13 @@ def job_of(experiment: Experiment, words: Sequence[str], run_dir: str, options: 
       options: the options of the file.
 
     Raises:
-      ValueError: the name is no name, or a node needs more cores than a host may have.
+      ValueError: the name is no name, a number is too small, or a node needs more cores than a host
+        may have.
     """
     if options.worker_cpus < 1:
         raise ValueError(f"--worker-cpus must be at least 1; got {options.worker_cpus}")
+    if (retries := getattr(options, "retries", 0)) < 0:
+        raise ValueError(f"--retries must be at least 0; got {retries}")
     name = options.name or _cleaned(experiment.preset)
     if not _NAME.fullmatch(name):
         raise ValueError(

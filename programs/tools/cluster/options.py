@@ -38,7 +38,7 @@ class KubernetesOptions(JobOptions):
 
 @dataclasses.dataclass(frozen=True)
 class KubeRayOptions(KubernetesOptions):
-    """Print a RayJob for the KubeRay operator (1.4 or newer), which trains with --launch ray.
+    """Print a RayJob (ray.io/v1) for the KubeRay operator, which trains with --launch ray.
 
     Every option of `rlstack train` can follow the preset.
     """

@@ -216,6 +216,8 @@ def test_a_run_directory_may_be_the_url_of_an_object_store(capsys):
         (["kuberay", "cartpole-ppo", "--volume", "v", "--spot", "gke"], "needs a GPU"),
         (["kuberay", "cartpole-ppo", "--volume", "v", "--spot", "moon"], "spot"),
         (["kuberay", "cartpole-ppo", "--volume", "v", "--name", "No!"], "--name must be"),
+        (["jobset", "cartpole-ppo", "--volume", "v", "--retries", "-1"], "--retries must be"),
+        (["slurm", "cartpole-ppo", "--run-dir", "x", "--worker-cpus", 0], "--worker-cpus must"),
         (["skypilot", "cartpole-ppo", "--volume", "v", *GPU], "--accelerator must name"),
         (
             ["jobset", "cartpole-ppo", "--volume", "v", "--program.ray.cpus", "actor", 9],

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from rlstack.configs.learner import LearnerConfig
+from rlstack.programs.cli import commands as cli
 from rlstack.programs.config.experiment import ProgramConfig
 from rlstack.programs.config.presets import preset
 from rlstack.programs.program.base import Setup
@@ -108,9 +109,7 @@ def test_ports_are_checked(field, value, said):
         ProgramConfig(**{field: value})
 
 
-def test_launchpad_and_reverb_take_no_range_of_ports():
-    with pytest.raises(ValueError, match="ports must be empty with launch launchpad"):
-        ProgramConfig(launch="launchpad", ports="20000-20100")
+def test_reverb_takes_no_range_of_ports():
     base = preset("cartpole-ppo")
     with pytest.raises(ValueError, match=r"program\.ports must be empty with replay\.service rev"):
         dataclasses.replace(
@@ -199,6 +198,23 @@ def test_too_few_ports_are_refused(tmp_path):
         hosts._part_of(graph, setup, all_hosts),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "--launch hosts needs --run-dir, a directory that all hosts see"),
+        (("--run-dir", "x", "--seeds", "2"), "--launch hosts runs one program: leave out --seeds"),
+        (("--run-dir", "x", "--topology", "heavy_env"), "must be distributed with launch hosts"),
+    ],
+)
+def test_the_command_says_what_it_needs(tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    topology = () if "--topology" in words else ("--topology", "distributed")
+    args = ["cartpole-ppo", "--launch", "hosts", "--program.hosts", "a", "b", *topology, *words]
+    assert cli.main("train", args) in (1, 2)
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_others_can_read_is_refused(tmp_path):
@@ -302,3 +318,23 @@ def test_the_loss_of_a_learner_on_another_host_ends_the_program_and_is_named(tmp
         assert (code, left) == (1, []), first.stderr
         assert "learner/1" in first.stderr
         assert second.end(60)[0] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.launchpad
+def test_launchpad_takes_ports_of_a_range(tmp_path):
+    pytest.importorskip("launchpad")
+    run_dir = tmp_path / "run"
+    words = ("--topology", "heavy_env", "--launch", "launchpad", "--program.ports", "24200-24220")
+    with Launched(run_dir, "cartpole-ppo", *words, *FAST, *ENDLESS, "--run-dir", run_dir) as one:
+        one.wait_for_update()
+        listening = {
+            connection.laddr.port
+            for process in one.processes()
+            if process.is_running()
+            for connection in process.net_connections("tcp")
+            if connection.status == "LISTEN"
+        }
+        one.process.send_signal(signal.SIGINT)
+        assert one.end(40) == (130, [])
+    assert len(listening) == 2 and all(24200 <= port <= 24220 for port in listening)

@@ -44,6 +44,17 @@ def build(graph: Graph, setup: Setup) -> LaunchpadProgram:
     return LaunchpadProgram(program, made["coordinator"].addresses[0])
 
 
+class FixedAddress(lp_address.AbstractAddressBuilder):
+    """An address with a port that the launcher holds."""
+
+    def __init__(self, port: int) -> None:
+        self._address = f"localhost:{port}"
+
+    def build(self) -> str:
+        """Returns "host:port"."""
+        return self._address
+
+
 class _ProgramNode:
     """Adds to Launchpad's nodes: records of failures, and restarts where they are safe."""
 
