@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from rlstack.acting.evaluator import Evaluation
 from rlstack.checks import EnvCrash, EnvError, ExitError, no_exits
@@ -19,7 +19,6 @@ from rlstack.learning.learner import NonFiniteError
 from rlstack.programs.build.best import BestCheckpoint
 from rlstack.programs.build.evaluation import Allowance, Shows
 from rlstack.programs.config.experiment import Experiment
-from rlstack.programs.pictures.training_videos import TrainingVideos
 from rlstack.programs.session import failed_update, origin, signals
 from rlstack.programs.session.callbacks import Events
 from rlstack.programs.session.display import ProgressDisplay
@@ -30,6 +29,9 @@ from rlstack.programs.session.run_dir import RunDir
 from rlstack.storage import checkpoint
 from rlstack.storage.loggers import Fanout
 from rlstack.types import Params, PyTree
+
+if TYPE_CHECKING:  # imported by runs with videos
+    from rlstack.programs.pictures.training_videos import TrainingVideos
 
 _SHARE = 0.02  # maximum share of the time for automatic evaluations, which pause training
 _SHOWN = 2.0  # seconds until the display mentions a running automatic evaluation
@@ -156,7 +158,11 @@ class RunSession:
         self._first = loop.learner.version
         self._evaluated: dict[int, Evaluation] = {}  # the newest evaluation, by its frames
         self.best = BestCheckpoint(directory)
-        self._videos = TrainingVideos(experiment, directory, display.write_line)
+        self._videos: TrainingVideos | None = None
+        if experiment.evaluator.video:
+            from rlstack.programs.pictures.training_videos import TrainingVideos
+
+            self._videos = TrainingVideos(experiment, directory, display.write_line)
         self._logger = logger
         self._allowance = allowance or allowance_of(loop)
         brief = experiment.evaluator.period == "auto"
@@ -264,7 +270,7 @@ class RunSession:
         self._display.write_activity("evaluating")
         try:
             found = self._loop.evaluate(show)
-            video = self._videos.evaluated(frames, self._loop.learner.params)
+            video = self._video(frames)
         finally:
             self._display.write_activity("")
         self.best.offer(frames, self._loop.learner.params, found)
@@ -288,9 +294,15 @@ class RunSession:
         try:
             found = self._allowance.evaluate(evaluation, show)
             if found is not None:
-                self._take(frames, found, self._videos.evaluated(frames, self._loop.learner.params))
+                self._take(frames, found, self._video(frames))
         finally:
             self._display.write_activity("")
+
+    def _video(self, frames: int) -> Path | None:
+        """Makes the video of an evaluation, if one is due."""
+        if self._videos is None:
+            return None
+        return self._videos.evaluated(frames, self._loop.learner.params)
 
     def _take(self, frames: int, found: Evaluation, video: Path | None) -> None:
         self.periodic.evaluated(frames, found)

@@ -26,7 +26,6 @@ from rlstack.programs.build.replay import check_pace, check_place
 from rlstack.programs.config.encoding import to_json
 from rlstack.programs.config.experiment import Experiment, ProgramConfig
 from rlstack.programs.config.member_config import is_fixed
-from rlstack.programs.pictures.training_videos import check_videos
 from rlstack.programs.run.host import HostLoop
 from rlstack.programs.run.run_session import Engine, RunSession, drive
 from rlstack.programs.session import failed_update, origin, signals
@@ -153,7 +152,10 @@ def _check(experiment: Experiment) -> None:
     check_hooks(experiment)
     check_opponents(experiment)
     check_devices(experiment)
-    check_videos(experiment)
+    if experiment.evaluator.video:
+        from rlstack.programs.pictures.training_videos import check_videos  # few runs make any
+
+        check_videos(experiment)
     check_pace(experiment)
     check_place(experiment)
     if experiment.program.metrics and not experiment.program.on_several_hosts:

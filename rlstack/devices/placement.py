@@ -12,7 +12,6 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rlstack import devices
-from rlstack.devices import group
 from rlstack.devices.packing import Layout, columns
 from rlstack.types import Array, Batch, PyTree
 
@@ -50,6 +49,8 @@ class Placement:
             indices = indices or (0,)
         self._devices = devices.local(indices, "LearnerConfig: devices")
         if processes > 1:
+            from rlstack.devices import group  # few runs have one
+
             everyone = map(group.of_process, range(processes))
             self._devices = [found[index] for found in everyone for index in indices]
         mesh = Mesh(np.array(self._devices or jax.local_devices()[:1]), (AXIS,))
