@@ -26,9 +26,13 @@ def newest_checkpoint(directory: RunDir, experiment: Experiment) -> Path:
       ValueError: the run has no such checkpoint.
     """
     part = "['learner']['params']"
-    return require_checkpoint(
-        directory, experiment, checkpoint.newest_intact(directory.checkpoints, part=part)
-    )
+    try:
+        found = checkpoint.newest_intact(directory.newest_checkpoints, part=part)
+    except checkpoint.DamagedError:
+        if not directory.is_stored:
+            raise
+        found = checkpoint.newest_intact(directory.checkpoints, part=part)
+    return require_checkpoint(directory, experiment, found)
 
 
 def chosen_checkpoint(directory: RunDir, experiment: Experiment, which: Which) -> Path:

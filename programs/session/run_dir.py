@@ -181,6 +181,13 @@ class RunDir:
         if self.claim is None and (stored := self._stored) is not None:
             stored.fetch(self.path, part)
 
+    @property
+    def newest_checkpoints(self) -> Path:
+        """The directory of checkpoints; of a store's, the copy has the newest one up to date."""
+        if self.claim is None and (stored := self._stored) is not None:
+            stored.fetch(self.path, stored.NEWEST)
+        return self.path / "checkpoints"
+
     def _part(self, name: str) -> Path:
         self.fetch(name)
         return self.path / name

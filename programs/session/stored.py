@@ -17,10 +17,11 @@ import dataclasses
 import fcntl
 import logging
 import os
+import re
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ from rlstack.storage.objects import ChangedError, Objects, StoreAwayError, Store
 
 AWAY = "RLSTACK_STORE_AWAY_SECONDS"  # for which a run goes on without its store; 600 by default
 BOUND = "RLSTACK_STORE_CACHE_GB"  # most of all copies of this user; 20 by default
+NEWEST = "the newest checkpoint"
+_STEP = "checkpoints/step_"
 _DEPTH = 4  # folder, sweep, trials, trial, run
 _TIDY = 60.0  # seconds between two looks at the size of all copies
 _IN_USE = 600.0  # seconds since a copy was up to date in which it is not removed
@@ -94,7 +97,8 @@ def fetch(folder: Path, part: str = "") -> None:
 
     Args:
       folder: the copy on this machine.
-      part: a folder in it, with all that is below; "" for the files of the run directory itself.
+      part: a folder in it, with all that is below; "" for the files of the run directory itself,
+        and `NEWEST` for the newest checkpoint.
 
     Raises:
       StoreError: the store refuses it, or does not answer.
@@ -125,9 +129,7 @@ def _fetch(folder: Path, part: str) -> None:
             damaged: list[str] = []
             error: StoreError | None = None
             try:
-                damaged = mirror.pull(
-                    manifest, lambda n: n.startswith(f"{part}/") if part else "/" not in n
-                )
+                damaged = mirror.pull(manifest, _wanted(manifest, part))
             except StoreError as raised:
                 error = raised
             if not (damaged or error):
@@ -142,6 +144,14 @@ def _fetch(folder: Path, part: str) -> None:
         run_lock.write(folder / ".lock", manifest.holder)
     _fetched[folder, part] = time.monotonic()
     _tidy(folder)
+
+
+def _wanted(manifest: Manifest, part: str) -> Callable[[str], bool]:
+    if part == NEWEST:
+        steps = {name.split("/")[1] for name in manifest.files if name.startswith(_STEP)}
+        newest = max(steps, key=lambda name: [int(n) for n in re.findall(r"\d+", name)], default="")
+        part = f"checkpoints/{newest}"
+    return lambda name: name.startswith(f"{part}/") if part else "/" not in name
 
 
 def fetch_below(folder: Path) -> None:

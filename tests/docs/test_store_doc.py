@@ -16,6 +16,8 @@ from rlstack.programs.__main__ import main
 from rlstack.programs.session import stored
 from rlstack.programs.session.run_dir import RunDir
 from rlstack.storage import checkpoint, files
+from rlstack.storage.mirror import Manifest
+from rlstack.storage.objects import Objects
 from tests.programs.launched import FAST
 from tests.programs.running import metrics
 from tests.storage import s3_server
@@ -51,7 +53,7 @@ def _commands():
     return [line[1:] for line in words if line[0] == "rlstack"]
 
 
-def test_the_commands_of_the_page(on_host, capsys):
+def test_the_commands_of_the_page(on_host, capsys, caplog):
     url, small = f"s3://{s3_server.BUCKET}/runs/one", (*map(str, FAST), "--frames", "2000")
     train, resume, evaluate, top = [
         [word.replace("s3://my-bucket", f"s3://{s3_server.BUCKET}") for word in words]
@@ -85,6 +87,14 @@ def test_the_commands_of_the_page(on_host, capsys):
     assert len(written) > 50
     secret = s3_server.VARIABLES["AWS_SECRET_ACCESS_KEY"].encode()
     assert [path for path in written if secret in path.read_bytes()] == []
+    # The newest checkpoint is damaged in the store: an older one is used.
+    store = Objects(url, 5.0)
+    stored_files = Manifest.read(store)[0].files.items()
+    arrays = f"checkpoints/{newest.name}/arrays/"
+    store.delete([p.key for name, ps in stored_files if name.startswith(arrays) for p in ps])
+    on_host("host-d")
+    assert main([*evaluate, "--episodes", "2"]) == 0
+    assert f"{arrays}manifest.ocdbt" in caplog.text and "is left out" in caplog.text
 
 
 def test_a_set_and_a_report_of_it(on_host, tmp_path, capsys):

@@ -319,14 +319,16 @@ def test_a_config_that_fails_leaves_nothing(url):
 def test_readers_take_what_they_need(server, url, on_host):
     on_host("host-a")
     with _new(url) as directory:
-        for name in ("checkpoints/step_1/a", "checkpoints/best/b", "videos/1.gif"):
+        steps = ("checkpoints/step_9/a", "checkpoints/step_10/a", "checkpoints/step_10.1/a")
+        for name in (*steps, "checkpoints/best/b", "videos/1.gif"):
             (directory.path / name).parent.mkdir(parents=True, exist_ok=True)
             (directory.path / name).write_text(name)
     on_host("host-b")
     found = RunDir.open(url)
     assert not (found.path / "checkpoints").exists()
+    assert [path.name for path in found.newest_checkpoints.iterdir()] == ["step_10.1"]
     assert [path.name for path in found.best.iterdir()] == ["b"]
-    assert (found.checkpoints / "step_1" / "a").is_file()
+    assert all((found.checkpoints.parent / step).is_file() for step in steps)
     assert not (found.path / "videos").exists()
     server.fault = lambda method, path, query: "503" if "/videos/" in path else None
     with pytest.raises(StoreAwayError):
