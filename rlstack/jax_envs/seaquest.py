@@ -71,10 +71,11 @@ class Seaquest:
 
     The observation is ``[10, 10, 10]`` float32 of 0 and 1: rows, columns, and the channels player,
     its rear, its bullets, trails, enemy bullets, fish, enemy submarines, oxygen, divers on board,
-    divers. The six actions are nothing, left, up, right, down, fire. An enemy that is hit is 1. At
-    the surface one diver leaves, the oxygen is full again, and the game becomes harder. With six
-    divers the reward there is the oxygen in tenths, rounded down. The game ends when an enemy or a
-    bullet hits the player, without oxygen, and at the surface without divers.
+    divers. The six actions are nothing, left, up, right, down, fire. The reward is 1 for each enemy
+    that is hit. At the surface one diver leaves, the oxygen is full again, and the game becomes
+    harder. With six divers all leave, and the reward is the oxygen in tenths of a full tank,
+    rounded down. The game ends when an enemy or a bullet hits the player, without oxygen, and at
+    the surface without divers.
 
     As in the package, one diver leaves also after all six have left. The number is then -1, and as
     long as it is not 0 the player can come to the surface.
