@@ -14,7 +14,7 @@ COPY . /opt/rlstack
 WORKDIR /opt/rlstack
 # ray[default] has the dashboard, to which KubeRay submits jobs.
 RUN sed -e '/--hash=/d' -e '/^ *#/d' -e 's/ \\$//' requirements.lock > /tmp/constraints.txt \
-    && case "$DEVICE" in cpu) extras=cluster ;; gpu) extras=cluster,cuda ;; \
+    && case "$DEVICE" in cpu) extras=cluster,store ;; gpu) extras=cluster,store,cuda ;; \
        *) echo "DEVICE must be cpu or gpu; got $DEVICE" >&2; exit 1 ;; esac \
     && pip install --no-cache-dir -c /tmp/constraints.txt ".[$extras]" "ray[default]" \
     && rlstack doctor > /dev/null

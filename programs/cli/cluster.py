@@ -15,6 +15,7 @@ from rlstack.programs.tools.cluster.job import job_of
 from rlstack.programs.tools.cluster.kubernetes import RUNS
 from rlstack.programs.tools.cluster.options import KINDS, JobOptions
 from rlstack.references import nearest
+from rlstack.storage import files
 
 _OF_SEVERAL = ("--vary", "--seeds", "--population", "--resume", "--dry-run", "--profile")
 _USAGE = """\
@@ -74,6 +75,10 @@ def _text(
     if not run_dir:
         run_dir = _run_dir(options, name)
         rest += ["--run-dir", run_dir]
+    elif implied.get("--program.launch") == "hosts" and files.url_of(files.local(run_dir)):
+        raise UsageError(
+            f"--run-dir must name a directory that all hosts see; got {run_dir}. kuberay needs none"
+        )
     if "--auto-resume" not in names:
         rest += ["--auto-resume", "True"]
     found = train.read(f"cluster {kind}", name, [*given, *rest], tuple(modules))

@@ -87,6 +87,8 @@ def pod(
         one["command"] = list(command)
     if job.metrics_port and container != "actor":
         one["ports"] = [{"name": "metrics", "containerPort": job.metrics_port}]
+    if options.secret:
+        one["envFrom"] = [{"secretRef": {"name": options.secret}}]
     one["resources"] = {"requests": amounts, "limits": amounts}
     spec: Tree = dict(more or {})
     if spot and options.spot:

@@ -31,6 +31,9 @@ class KubernetesOptions(JobOptions):
     """Name of a local queue of Kueue, which then decides when the job starts."""
     volume: str = ""
     """Name of a volume claim that all pods mount at /runs (ReadWriteMany), for run directories."""
+    secret: str = ""
+    """Name of a secret whose keys are environment variables of all pods, such as the credentials of
+    an object store for --run-dir s3://BUCKET/PATH."""
     spot: Cloud = ""
     """Whose spot machines the actors take: GKE's, those of EKS, of Karpenter, or of AKS. Learners
     stay on other machines."""

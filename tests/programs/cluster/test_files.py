@@ -31,7 +31,8 @@ PUBLISHED = os.environ.get("RLSTACK_SCHEMAS", "")
 TWELVE = ("--program.num-actors", 12, "--program.num-inferencers", 2)
 GPU = ("--program.ray.gpus", "learner", 1)
 ALL = ("--volume", "runs", "--image", "registry.example/rlstack:1", "--namespace", "rl", *GPU)
-ALL = (*ALL, "--spot", "gke", "--queue", "team", "--program.metrics", "0.0.0.0:9100", *TWELVE)
+ALL = (*ALL, "--secret", "keys", "--spot", "gke", "--queue", "team", *TWELVE)
+ALL = (*ALL, "--program.metrics", "0.0.0.0:9100")
 
 
 def strict(schema):
@@ -101,6 +102,22 @@ def test_a_ray_job_has_a_head_without_nodes_learners_and_actors_that_scale(capsy
     ]  # fmt: skip
     mounts = {mount["mountPath"]: mount["name"] for mount in pods[0]["volumeMounts"]}
     assert mounts["/runs"] == "runs"
+
+
+def test_runs_in_a_store_need_no_volume_and_have_the_secret_of_all_pods(capsys):
+    store = ("--run-dir", "s3://bucket/one", "--secret", "keys")
+    job = documents(made(capsys, "kuberay", *store))["RayJob"]
+    check(job)
+    ray = job["spec"]["rayClusterSpec"]
+    groups = [ray["headGroupSpec"], *ray["workerGroupSpecs"]]
+    for pod in (*(one["template"] for one in groups), job["spec"]["submitterPodTemplate"]):
+        (container,) = pod["spec"]["containers"]
+        assert container["envFrom"] == [{"secretRef": {"name": "keys"}}]
+        assert [mount["name"] for mount in container["volumeMounts"]] == ["memory"]
+    assert "--run-dir s3://bucket/one" in job["spec"]["entrypoint"]
+    for kind in ("jobset", "slurm", "skypilot"):
+        told = refused(capsys, kind, "cartpole-ppo", "--run-dir", "s3://bucket/one")
+        assert "directory that all hosts see; got s3://bucket/one. kuberay needs none" in told
 
 
 def test_spot_machines_and_queues_are_those_of_the_actors_and_of_the_job(capsys):
@@ -246,7 +263,7 @@ def test_own_options_are_explained_and_are_none_of_training():
     known = {*train.option_names(), *completion.option_names(preset("cartpole-ppo"))}
     for options in KINDS.values():
         names = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(options)}
-        assert len(names) <= 9
+        assert len(names) <= 10
         assert not names & known
 
 

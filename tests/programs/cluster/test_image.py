@@ -32,7 +32,7 @@ def test_its_constraints_are_the_versions_of_the_lock(tmp_path):
 def test_each_device_has_extras_that_exist():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     devices = dict(re.findall(r"(\w+)\) extras=([\w,]+)", TEXT))
-    assert devices == {"cpu": "cluster", "gpu": "cluster,cuda"}
+    assert devices == {"cpu": "cluster,store", "gpu": "cluster,store,cuda"}
     for extras in devices.values():
         assert set(extras.split(",")) <= set(project["optional-dependencies"])
     version = re.search(r"^FROM python:(3\.\d+)-slim$", TEXT, re.MULTILINE)[1]
