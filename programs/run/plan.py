@@ -15,7 +15,12 @@ from rlstack.programs.build.devices import check_devices, check_free
 from rlstack.programs.build.environments import check_opponents, environment_spec
 from rlstack.programs.build.hooks import check_hooks
 from rlstack.programs.build.policies.members import divide
-from rlstack.programs.build.replay import batch_spec, on_learners_device, replay_bytes
+from rlstack.programs.build.replay import (
+    batch_spec,
+    check_place,
+    on_learners_device,
+    replay_bytes,
+)
 from rlstack.programs.config.encoding import to_json
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.pictures.training_videos import check_videos
@@ -105,6 +110,7 @@ def plan(
     check_opponents(experiment)
     devices = check_devices(experiment)
     check_videos(experiment)
+    check_place(experiment)
     directory = RunDir.at(run_dir or f"runs/{experiment.preset}-s{experiment.seed}")
     if run_dir is None:
         check_writable(directory.path.parent)

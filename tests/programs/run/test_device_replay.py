@@ -200,6 +200,11 @@ def test_what_does_not_fit_is_refused_early(make, field):
         check_place(make())
 
 
+def test_a_dry_run_refuses_it_too(tmp_path):
+    with pytest.raises(ValueError, match=r"replay\.sampler must be uniform or prioritized"):
+        plan.plan(on_device(preset("cartpole-ppo")), tmp_path / "run")
+
+
 def test_what_fits_is_not_refused():
     for experiment in (on_device(dqn()), on_device(dqn(), topology="fused"), dqn()):
         check_place(experiment)
