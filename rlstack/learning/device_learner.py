@@ -92,7 +92,7 @@ class DeviceLearner(Learner):
         count = int(min(self._replay.counters.ready(), most - self.version))
         while count > 0:
             made = 1 if self._by_calls else count
-            self._start_call(made)
+            self.start_updates(made)
             count -= made
             if self._placement.on_cpu:
                 self._read_calls(0)
@@ -113,7 +113,8 @@ class DeviceLearner(Learner):
         self._read_calls(0)
         return super().save()
 
-    def _start_call(self, count: int) -> None:
+    def start_updates(self, count: int) -> None:
+        """Starts this number of updates, which the replay must allow now, as one call."""
         replay, run = self._replay, self._one if count == 1 else self._all
         steps = replay.last_step()
         learned = run(

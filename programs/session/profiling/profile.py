@@ -118,7 +118,7 @@ class Profile:
         for player in getattr(engine, "players", {}).values():
             self.time_acting(None, player.inferencer, player.replay)
             self.time(player.replay, sample=DRAWING)
-            self.time(player.learner, step=LEARNING)
+            self.time(player.learner, step=LEARNING, start_updates=LEARNING)
         self.time(getattr(engine, "env", None), recv=ENVIRONMENTS)
         if windows := getattr(engine, "windows", None):  # of recorded data
             self.time(windows, sample=DRAWING)

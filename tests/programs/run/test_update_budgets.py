@@ -14,8 +14,9 @@ from rlstack.programs.run.run_session import drive
 class _Learner:
     version = 0
 
-    def step(self, sample):
-        del sample
+    def update_from(self, replay, most):
+        assert self.version < most
+        replay.sample()
         self.version += 1
         return {}
 
