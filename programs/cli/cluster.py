@@ -11,11 +11,11 @@ import tyro
 
 from rlstack.programs.cli import train
 from rlstack.programs.cli.options import UsageError, parse
+from rlstack.programs.session.run_dir import RunDir
 from rlstack.programs.tools.cluster.job import job_of
 from rlstack.programs.tools.cluster.kubernetes import RUNS
 from rlstack.programs.tools.cluster.options import KINDS, JobOptions
 from rlstack.references import nearest
-from rlstack.storage import files
 
 _OF_SEVERAL = ("--vary", "--seeds", "--population", "--resume", "--dry-run", "--profile")
 _USAGE = """\
@@ -75,7 +75,7 @@ def _text(
     if not run_dir:
         run_dir = _run_dir(options, name)
         rest += ["--run-dir", run_dir]
-    elif implied.get("--program.launch") == "hosts" and files.url_of(files.local(run_dir)):
+    elif implied.get("--program.launch") == "hosts" and RunDir.at(run_dir).is_stored:
         raise UsageError(
             f"--run-dir must name a directory that all hosts see; got {run_dir}. kuberay needs none"
         )
