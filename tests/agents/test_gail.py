@@ -101,6 +101,8 @@ def test_the_discriminators_log_odds_are_the_rewards():
     np.testing.assert_allclose(rewards, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(
     "name",
     ["gail", pytest.param("gail-discrete", marks=[pytest.mark.slow, pytest.mark.chosen])],

@@ -155,6 +155,8 @@ def test_the_losses_of_mpo_by_hand():
     np.testing.assert_allclose(loss, critic_loss + policy_loss + dual_loss, rtol=1e-3)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_losses_of_discrete_mpo_by_hand():
     cfg = MPOConfig(discount=DISCOUNT, optimizer=SGD, num_critics=2, temperature=0.5)
     factory = functools.partial(policy_and_critic, cfg=NetworkConfig(hidden_sizes=(6,)))

@@ -104,6 +104,8 @@ def test_gradients_are_finite(kind):
     assert any(np.any(x != 0) for x in floats)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @every_kind
 def test_entropy_and_kl_are_expectations_of_log_prob(kind):
     distribution, other = example(kind), example(kind, seed=1)

@@ -129,6 +129,8 @@ def test_a_model_without_state_has_plain_params(make):
     assert network.new_state is None and not is_stateful(network.init(KEY))
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("make", WITH_STATE)
 def test_a_model_with_state_or_dropout_has_two_modes(make):
     network = make()

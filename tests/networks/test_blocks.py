@@ -192,6 +192,8 @@ def test_batch_renorm_is_batch_norm_at_first_and_has_limits_later():
         )
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_policy_and_critic_have_options_of_their_own():
     critic = CriticConfig(hidden_sizes=(12, 10, 8), norm="layer", dropout=0.1, activation="silu")
     cfg = NetworkConfig(hidden_sizes=(5,), activation="relu", critic=critic)

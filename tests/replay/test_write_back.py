@@ -118,6 +118,8 @@ def test_a_fifo_is_refused():
         buffer.write_back(buffer.sample().keys, Output(None, None))
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("shapes", [SHAPES, {"picture": SHAPES["picture"]}], ids=["all", "one"])
 def test_packed_steps_are_replaced_bit_for_bit(shapes):
     rng = np.random.default_rng(0)
