@@ -29,6 +29,8 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_game_ends_when_its_trainer_is_killed():
     trainer = subprocess.Popen(
         [sys.executable, "-c", TRAINER, STUBBORN], stdout=subprocess.PIPE, stdin=subprocess.PIPE

@@ -158,6 +158,8 @@ def frame(kind, body=b""):
     return struct.pack("<IB", len(body) + 1, kind) + body
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -42,6 +42,8 @@ def rainbow(topology, *, frames=1000, **changes):
     return dataclasses.replace(experiment, replay=replay)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(
     ("make", "frames"),
     [

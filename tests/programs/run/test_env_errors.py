@@ -228,6 +228,8 @@ def at_first(_num_envs):
     return process
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(
     ("options", "saved"),
     [

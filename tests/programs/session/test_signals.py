@@ -86,6 +86,8 @@ def test_a_request_that_takes_its_time_is_explained_once():
     assert int(line) >= 4  # the sleep
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_request_that_a_compilation_ignores_ends_a_command_that_has_nothing_to_save():
     body = f"with signals.StopSignals(has_progress=lambda: False):\n  {READY}\n  {IN_C}"
     with command(body) as process:

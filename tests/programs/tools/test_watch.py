@@ -134,6 +134,8 @@ def test_a_window_shows_what_a_video_shows(balancing, pygame, monkeypatch):
     assert not pygame.display.get_init()
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("how", ["escape", "close"])
 def test_closing_the_window_ends_the_command(balancing, pygame, monkeypatch, how, capsys):
     shown, flip = [], pygame.display.flip
