@@ -126,7 +126,7 @@ class ProgramConfig(Checked):
     By default free ones, and with launch hosts 20000-20999."""
     metrics: str = ""
     """PORT or ADDRESS:PORT at which Prometheus gets the figures of rlstack top, over HTTP.
-    A port alone is that of loopback. Everyone who reaches another address can read them."""
+    A port without an address listens on loopback. Whoever reaches another can read them."""
     hosts: tuple[str, ...] = ()
     """The hosts of launch hosts: names or addresses, also as in Slurm (node[01-04]). The first ones
     have a learner process each. By default those of Slurm or SkyPilot."""

@@ -138,7 +138,7 @@ def _pause(
 
 
 def _wait(seconds: float, display: ProgressDisplay) -> int:
-    """Waits; returns the signal that was received meanwhile, or 0."""
+    """Waits for some seconds, or until a signal; returns that signal, or 0."""
     until = time.monotonic() + seconds
     with StopSignals(display.write_line) as signals:
         while not signals.received and time.monotonic() < until:

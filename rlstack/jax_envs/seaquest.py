@@ -3,7 +3,7 @@
 gymnax 0.0.9 has the other four games of MinAtar. The rules are those of the package MinAtar 1.0.15;
 with its random numbers the game makes the package's steps.
 
-A row of the board is an integer, whose bit x is the cell in column x. So enemy bullets, which are
+A row of the board is an integer: its bit x is the cell in column x. So enemy bullets, which are
 all alike, fly by a shift of bits. Enemies have a timer each and keep their order: they are slots,
 and what is new pushes out the oldest, which has left the board by then.
 """
@@ -37,7 +37,7 @@ class Swimmers(NamedTuple):
     """Things of one kind, the oldest first."""
 
     x: Array  # [N] int32, column
-    y: Array  # [N] int32, row; -1 where there is none
+    y: Array  # [N] int32, row; -1 in an empty slot
     right: Array  # [N] bool, whether it swims to the right
     timer: Array  # [N] int32, steps that it waits before it moves
     sub: Array  # [N] bool, whether an enemy is a submarine, and no fish
@@ -355,7 +355,7 @@ def _at(things: Swimmers, x: Array, y: Array) -> Array:
 
 
 def _greatest(rank: Array, among: Array) -> Array:
-    """Returns, as a mask, the one of some things whose rank is greatest; ranks are unique."""
+    """Returns a mask of the one thing with the highest rank; ranks are unique."""
     return among & (rank == jnp.where(among, rank, -1).max())
 
 

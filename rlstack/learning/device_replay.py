@@ -243,9 +243,8 @@ class DeviceReplay:
         self._zeros = [np.zeros(x.shape, x.dtype) for x in leaves]
         self._layout = Layout.of(leaves, [0] * len(leaves))
         most = max(1, min(_CHUNK, _CHUNK_BYTES // max(1, self._layout.nbytes)))
-        self._packed = self._layout.empty(
-            most
-        )  # the steps that wait, of which there are `_waiting`
+        # The steps that wait, of which there are `_waiting`.
+        self._packed = self._layout.empty(most)
         self._views = [self._layout.views(*rows) for rows in zip(*self._packed, strict=True)]
         self._waiting = 0
         self.counters = _Counters(cfg, num_envs, self._table)

@@ -174,7 +174,9 @@ class Learner(Node):
               learner state are as before. Other logs may be.
         """
         placed = self._update.place(sample.batch)
-        return self._finish(self._start(placed, sample.batch, sample.keys))
+        started = self._start(placed, sample.batch, sample.keys)
+        self.version = started.version
+        return self._finish(started)
 
     def update_from(self, replay_buffer: SampleReader, most: float = math.inf) -> Logs:
         """Makes the next updates: one here, with a sample of the replay.
@@ -225,14 +227,16 @@ class Learner(Node):
         assert started.updated.votes is not None
         cast = self._placement.by_process(started.updated.votes)[:, : len(votes)]
         if not cast[:, 0].all():
-            self.version -= 1
             return cast, None
+        self.version = started.version  # only now: other threads read it
         return cast, self._finish(started)
 
     def _start(
         self, placed: Any, batch: Batch, keys: np.ndarray, last: _Started | None = None
     ) -> _Started:
         """Starts an update; with an accelerator, it returns before the update has ended.
+
+        The caller sets `version` once it knows that the update counts.
 
         Args:
           placed: the batch on the devices.
@@ -252,8 +256,7 @@ class Learner(Node):
         elif not (by_xla or one_process or self._idle):
             self._idle = jax.tree.map(np.zeros_like, batch)
         self.params, self.learner_state = after
-        self.version += 1
-        return _Started(updated, batch, keys, self.version)
+        return _Started(updated, batch, keys, self.version + 1)
 
     def _finish(self, started: _Started) -> Logs:
         """Waits for an update; returns its logs and sends its priorities."""
@@ -338,6 +341,7 @@ class Learner(Node):
                     yield last.version, self._finish(last)
                     last = None
                 started = self._start(placed, batch, keys, last)
+                self.version = started.version
                 replay_buffer.set_params_version(self.version)
                 if last is not None:
                     yield last.version, self._finish(last)

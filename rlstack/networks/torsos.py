@@ -30,7 +30,6 @@ from rlstack.specs import ACTION_MASK, CRITIC_STATE
 from rlstack.types import PyTree
 
 _NATURE_SIZE = 36  # each side: smaller images have no pixel left after the third convolution
-# Like `ACTION_MASK`, an entry of a dict observation that has a meaning of its own.
 # Whose torso reads an observation. A policy never sees the entry for critics; a critic sees it with
 # the other entries (all), or alone (state).
 Reader = Literal["policy", "all", "state"]

@@ -123,7 +123,7 @@ def secret() -> bytes:
 
 
 def adopt(secret: bytes) -> None:
-    """Takes the `secret` of a program whose file of keys is on another host."""
+    """Uses the `secret` of a program on another host, whose file of keys this host lacks."""
     if secret:
         keys: Any = _load("rlstack.rpc.zmq.keys", "zmq")
         keys.adopt(secret)

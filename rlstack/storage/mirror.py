@@ -1,4 +1,4 @@
-"""A folder of this machine as the copy of what is in an object store.
+"""Mirrors a local folder to an object store, and back.
 
 One object of the store, the manifest `rlstack.json`, names all files, and for each file its pieces:
 other objects, with sizes and digests. A piece is never changed. A writer writes new pieces, then
@@ -311,7 +311,7 @@ class Mirror:
             file.seek(offset)
             content = file.read(size)
         if len(content) != size:
-            raise FileNotFoundError(name)  # it has changed meanwhile
+            raise FileNotFoundError(name)  # it changed while it was read
         self._count += 1
         piece = Piece(f"{name}.{self.mark}-{self._count}", size, _digest(content))
         self._objects.put(piece.key, content)

@@ -36,7 +36,7 @@ def check(address: str) -> None:
 
 
 class MetricsServer:
-    """A logger whose newest values, and the state of the nodes, Prometheus asks for.
+    """A logger that serves its newest values, and the state of the nodes, to Prometheus.
 
     Attributes:
       address: the URL of the figures.

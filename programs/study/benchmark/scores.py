@@ -1,4 +1,4 @@
-"""The scores of experiments whose whole training counts, as bsuite's analysis defines them.
+"""Scores of experiments that count all episodes of training, as bsuite's analysis defines them.
 
 Osband et al. 2020, https://arxiv.org/abs/1908.03568; the rules are those of the functions ``score``
 in the package bsuite 0.3.6, ``bsuite/experiments/*/analysis.py``, and of ``bsuite/utils/plotting``.

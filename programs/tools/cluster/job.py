@@ -110,7 +110,7 @@ def _actors(experiment: Experiment, most_cpus: int) -> Hosts:
 
 
 def _alone(experiment: Experiment) -> Hosts:
-    """Returns the one host of a run whose nodes share memory."""
+    """Returns the single host of a run whose nodes share memory."""
     program = experiment.program
     if experiment.in_one_process:
         return _hosts(experiment, 1, {"learner": 1.0})

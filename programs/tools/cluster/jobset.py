@@ -1,4 +1,4 @@
-"""A JobSet: an indexed Job of learner processes and one of actors, and who may reach their pods."""
+"""Writes a JobSet of learners and actors, one indexed Job each, and their network policy."""
 
 from __future__ import annotations
 

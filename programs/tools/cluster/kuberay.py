@@ -1,4 +1,4 @@
-"""A RayJob for the KubeRay operator, and who may reach its pods."""
+"""Writes a RayJob for the KubeRay operator, and the network policy of its pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launcher for several hosts: which they are, who runs where, and what happens when one ends.
+"""The launcher `hosts`: its hosts, the nodes that each runs, and what happens when one ends.
 
 Hosts are loopback addresses of this machine, each with a command of its own.
 """
