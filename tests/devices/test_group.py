@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import jax
 import numpy as np
@@ -164,12 +165,20 @@ def check_votes(learner, index, count):
     own, version = share("dqn", index, count), learner.version
     before = jax.tree.map(np.array, learner.save())
     learner._replay_buffer.keys = None
+    by_process, seen = type(learner._placement).by_process, []
+
+    def read(placement, votes):
+        seen.append(learner.version)  # what other threads see while the votes are not known
+        return by_process(placement, votes)
+
     for against in ((1,), (0, 1)):
         sample = None if index in against else own
-        votes, logs = learner.step_if_all(sample, (sample is not None, 10**7 - index))
+        with mock.patch.object(type(learner._placement), "by_process", read):
+            votes, logs = learner.step_if_all(sample, (sample is not None, 10**7 - index))
         assert logs is None and learner._replay_buffer.keys is None
         assert votes.tolist() == [[i not in against, 10**7 - i] for i in range(count)]
     after = jax.tree.map(np.array, learner.save())
+    assert set(seen) == {version}
     jax.tree.map(np.testing.assert_array_equal, before, after)
     votes, logs = learner.step_if_all(own, (1, 0))
     assert votes.tolist() == [[1, 0]] * count and np.isfinite(list(logs.values())).all()
