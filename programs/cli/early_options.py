@@ -30,6 +30,11 @@ _ROOT = Path(rlstack.__file__).parent
 _PRESETS = Sources("rlstack.programs.config.presets")
 _AGENTS = "rlstack.agents."
 _KINDS: dict[str, Any] = {"int": int, "float": float, "bool": bool, "str": str, "tuple": tuple}
+_CONVERTERS: dict[Any, Any] = {
+    bool: ("False", "True").index,
+    int: whole_number,
+    float: float,
+}
 _OF_COMPONENT = re.compile(r"--agent\.[\w-]+-optimizer\..*")  # see `component_options`
 
 
@@ -103,12 +108,17 @@ def _takes(hint: Any, words: Sequence[str]) -> bool:
     """Returns whether an option may take these words; True for types that are not simple."""
     if typing.get_origin(hint) is Literal:
         return len(words) == 1 and words[0] in map(str, typing.get_args(hint))
-    if hint not in (bool, int, float):
+    kinds = [kind for kind in kinds_of(hint) if kind is not type(None)]
+    if len(kinds) < len(kinds_of(hint)) and list(words) == ["None"]:
         return True
-    convert: Any = {bool: ("False", "True").index, int: whole_number, float: float}[hint]
+    kind = kinds[0] if len(kinds) == 1 else None
+    if typing.get_origin(kind) is tuple and typing.get_args(kind)[1:] == (...,):
+        kind = typing.get_args(kind)[0]
+    elif len(words) != 1:
+        return kind not in _CONVERTERS
     try:
-        (word,) = words
-        convert(word)
+        for word in words:
+            _CONVERTERS.get(kind, str)(word)
     except ValueError:
         return False
     return True

@@ -52,6 +52,13 @@ def whole_number(text: str) -> int:
         raise ValueError(f"must be a whole number, such as 100000 or 1e5; got {text!r}") from None
 
 
+# tyro's words for a list with a value of another type, and for a list or None.
+_WRONG_LIST = re.compile(
+    r"(?:Could not find valid parse for arguments:|no type matching .*\[.* could be instantiated from)"
+    r" \[(.*)\]"
+)
+
+
 class HelpPrinted(SystemExit):
     """A command has printed its help, and ends."""
 
@@ -120,4 +127,5 @@ def _first_part(text: str) -> str:
     message = " ".join(chosen[0]) if chosen else "its arguments cannot be parsed"
     message = message.removeprefix("Error parsing ").removesuffix(".")
     pairs = "must be names and values, such as length 4; a name or a value is missing"
-    return message.replace("Failed to parse key-value pairs!", pairs)
+    message = message.replace("Failed to parse key-value pairs!", pairs)
+    return _WRONG_LIST.sub(r"must be values with spaces between them, such as 64 64; got \1", message)

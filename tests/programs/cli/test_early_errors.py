@@ -44,6 +44,8 @@ WITHOUT_JAX = {
     "train cartpole-ppo --agent.lr 1": "did you mean --agent.optimizer.learning-rate?",
     "train cartpole-ppo --agent.discount abc": "could not convert string to float",
     "train cartpole-ppo --frames 1.5": "must be a whole number",
+    "train cartpole-ppo --network.hidden-sizes 64,64": "with spaces between them, such as 64 64",
+    "train hopper-crossq --network.critic.hidden-sizes 64,64": "between them, such as 64 64; got",
     "train cartpole-ppo --topology ring": "invalid choice 'ring'",
     "sweep pendulum-sac --nosuch 1": "there is no option --nosuch",
 }
