@@ -89,14 +89,15 @@ def _train(suite: Suite, chosen: _BenchmarkOptions, modules: tuple[str, ...]) ->
         raise UsageError(
             "--run-dir of a benchmark must be on a file system; single runs may be in object stores"
         )
-    from rlstack.programs.study.benchmark import page, records, runs, watch
+    from rlstack.programs.study.benchmark import page, recordings, records, runs, watch
 
     row, agent = suite.agent(chosen.agent), suite.name_of(chosen.agent)
     seeds = all_seeds(chosen.seeds)
+    root = chosen.run_dir or _directory(suite, agent, chosen.budget)
     jobs = runs.jobs_of(
         suite,
         agent,
-        chosen.run_dir or _directory(suite, agent, chosen.budget),
+        root,
         seeds=seeds,
         frames=chosen.budget,
         tasks=chosen.tasks,
@@ -107,6 +108,13 @@ def _train(suite: Suite, chosen: _BenchmarkOptions, modules: tuple[str, ...]) ->
         if task.missing:
             print(f"{task.name} is left out: no {', no '.join(task.missing)}", file=sys.stderr)
     runs.check(jobs)
+    folder = root.with_name(runs.RECORDINGS)
+    to_record = recordings.missing(suite, [job.task for job in jobs], folder)
+    if to_record:
+        print(f"{suite.name}: first data are recorded of {', '.join(to_record)}", file=sys.stderr)
+        if chosen.dry_run:
+            return 0
+        recordings.make(suite, to_record, folder)
     rate, where = row.rate, row.machine
     if chosen.measure:
         rate = runs.measure(jobs[0], chosen.measure)

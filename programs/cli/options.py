@@ -54,7 +54,7 @@ def whole_number(text: str) -> int:
 
 # tyro's words for a list with a value of another type, and for a list or None.
 _WRONG_LIST = re.compile(
-    r"(?:Could not find valid parse for arguments:|no type matching .*\[.* could be instantiated from)"
+    r"(?:Could not find valid parse for arguments:|no type matching .* could be instantiated from)"
     r" \[(.*)\]"
 )
 
@@ -128,4 +128,6 @@ def _first_part(text: str) -> str:
     message = message.removeprefix("Error parsing ").removesuffix(".")
     pairs = "must be names and values, such as length 4; a name or a value is missing"
     message = message.replace("Failed to parse key-value pairs!", pairs)
-    return _WRONG_LIST.sub(r"must be values with spaces between them, such as 64 64; got \1", message)
+    return _WRONG_LIST.sub(
+        r"must be values with spaces between them, such as 64 64; got \1", message
+    )

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlstack.programs.study.benchmark import experiments
-from rlstack.programs.study.benchmark.records import Record
+from rlstack.programs.study.benchmark.records import Record, with_ranges
 from rlstack.programs.study.benchmark.suites import Reference, Suite
 from rlstack.programs.study.benchmark.watch import Found, compare
 from rlstack.programs.tools import charts
@@ -41,8 +41,9 @@ def pages(suite: Suite, records: Sequence[Record]) -> dict[str, str]:
     """Returns the files of a suite's page by their names: Markdown, and pictures in SVG.
 
     Raises:
-      ValueError: no run has finished.
+      ValueError: no run has finished, or records are of different recorded data.
     """
+    suite = with_ranges(suite, records)
     runs = {_method(suite, record): record.runs(suite) for record in records}
     if not any(tasks for tasks in runs.values()):
         raise ValueError(f"benchmark {suite.name}: one run or more must have finished; none has.")

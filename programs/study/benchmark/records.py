@@ -20,9 +20,11 @@ from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.session.result import Result, read_result
 from rlstack.programs.session.run_dir import RunDir
 from rlstack.programs.session.stopping import EPISODES
-from rlstack.programs.study.benchmark.runs import Job
+from rlstack.programs.study.benchmark import recordings
+from rlstack.programs.study.benchmark.runs import RECORDINGS, Job
 from rlstack.programs.study.benchmark.suites import Suite
 from rlstack.programs.tools.report import runs as reports
+from rlstack.programs.tools.report.normalisation import Range
 from rlstack.storage import files, jsonl
 
 _POINTS = 50  # of a curve
@@ -50,6 +52,7 @@ class TaskRecord(NamedTuple):
     experiment: Experiment
     runs: Sequence[Scored]
     unfinished: int = 0
+    range: Range | None = None  # of recorded data of the suite's own
 
 
 class Record(NamedTuple):
@@ -94,8 +97,27 @@ def collect(suite: Suite, agent: str, jobs: Sequence[Job]) -> Record:
             path = job.path / trial.name
             if read_result(RunDir(path)) is not None:
                 runs.append(_scored(path)._replace(values=dict(trial.values)))
-        tasks[job.task.name] = TaskRecord(job.study.base, runs, job.number - len(runs))
+        ends = recordings.range_of(job.task, job.path.parent.with_name(RECORDINGS))
+        tasks[job.task.name] = TaskRecord(job.study.base, runs, job.number - len(runs), ends)
     return Record(suite.name, agent, tasks)
+
+
+def with_ranges(suite: Suite, records: Sequence[Record]) -> Suite:
+    """Returns a suite with the ranges of its own recorded data, as records have them.
+
+    Raises:
+      ValueError: two records are of different data.
+    """
+    found: dict[str, Range] = {}
+    for record in records:
+        for name, task in record.tasks.items():
+            if task.range and found.setdefault(name, task.range) != task.range:
+                raise ValueError(
+                    f"benchmark {suite.name}: all agents must have learned {name} from the same "
+                    f"recorded data; {record.agent} has other data. Train it again, or remove its "
+                    "scores."
+                )
+    return suite.with_ranges(found)
 
 
 def write(record: Record, folder: Path) -> Path:
@@ -199,7 +221,8 @@ def _lines(record: Record) -> Iterator[str]:
     for i, (name, task) in enumerate(record.tasks.items()):
         config = json.dumps(json.loads(to_json(task.experiment)))
         yield f'{"," if i else ""}\n{json.dumps(name)}: {{"unfinished": {task.unfinished},\n'
-        yield f' "experiment": {config},\n "runs": ['
+        ends = f' "range": {json.dumps(task.range)},\n' if task.range else ""
+        yield f'{ends} "experiment": {config},\n "runs": ['
         rows = (
             json.dumps(_filled({**run._asdict(), "result": _plain(run.result)}), default=plain)
             for run in task.runs
@@ -227,6 +250,7 @@ def _read(path: Path) -> Record:
                 from_json(json.dumps(row["experiment"]), path),
                 [_of_tree(run) for run in row["runs"]],
                 row["unfinished"],
+                tuple(row["range"]) if "range" in row else None,
             )
             for name, row in tree["tasks"].items()
         }

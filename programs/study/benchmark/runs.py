@@ -19,12 +19,14 @@ from rlstack.programs.session.result import Result, read_result
 from rlstack.programs.session.run_dir import RunDir
 from rlstack.programs.study import study as studies
 from rlstack.programs.study import train as training
+from rlstack.programs.study.benchmark import recordings
 from rlstack.programs.study.benchmark.suites import Suite, Task
 from rlstack.programs.study.executors import may_share_a_program
 from rlstack.programs.study.processes import Launch
 from rlstack.programs.study.study import FailedTrialsError, Study, is_study
 from rlstack.storage import jsonl
 
+RECORDINGS = "recordings"  # the folder of a suite's own data, beside the runs of its agents
 _LEAST_LINES = 2  # lines of logs that a measurement has: the first one compiled
 
 
@@ -92,6 +94,9 @@ def jobs_of(
         experiment, path = suite.experiment(task, agent, frames), root / name
         values = task.settings(few)
         experiment = dataclasses.replace(experiment, modules=modules)
+        if task.recorded:
+            data = str(recordings.path_of(task, root.with_name(RECORDINGS)))
+            experiment = dataclasses.replace(experiment, data=data)
         if is_study(path):
             earlier = studies.read(path)
             if earlier.base != experiment:

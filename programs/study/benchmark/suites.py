@@ -93,6 +93,9 @@ class Task:
     """How all episodes of training are scored; None for a protocol of returns."""
     tags: tuple[str, ...] = ()
     """What it tests."""
+    recorded: str = ""
+    """The dataset that it learns from, which is the suite's own: ``RECORDING/SET``, such as
+    hopper/medium-replay. Its range is that of the random and the expert set."""
     files: tuple[str, ...] = ()
     """Files that it needs. Where one is missing, the task is left out, and a line says so."""
 
@@ -118,6 +121,17 @@ class AgentRow:
     """Frames of all seeds in a second, once measured; 0 if nothing is stored."""
     machine: str = ""
     """Where and how the rate was measured."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """A run whose checkpoints play datasets; see `rlstack.programs.run.record.record_sets`."""
+
+    preset: str
+    frames: int
+    """Those of each set."""
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Options of the run that differ from the preset: it must keep many checkpoints."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,6 +225,8 @@ class Suite:
     references: tuple[Reference, ...] = ()
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Options of the experiment, whatever the task and the agent are."""
+    recordings: Mapping[str, Recording] = dataclasses.field(default_factory=dict)
+    """The suite's own recorded data, by name."""
     tags: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """The tags of tasks in their order, with their names in pictures."""
     notes: tuple[str, ...] = ()
@@ -279,14 +295,28 @@ class Suite:
         )
         made = dataclasses.replace(made, evaluator=evaluator)
         ends = {"stop.episodes": task.episodes} if task.episodes else {}
-        for name, value in {**self.options, **row.options, **task.options, **ends}.items():
-            value = tuple(value) if isinstance(value, list) else value
-            made = options.replaced(made, name, value, f"benchmark {self.name}:")
+        made = self._with(made, {**self.options, **row.options, **task.options, **ends})
         frames = min(frames or task.frames, task.frames or frames) or self.frames or made.frames
         for name in row.scaled:
             value = max(1, round(options.value_of(made, name) * frames / usual))
             made = options.replaced(made, name, value, f"benchmark {self.name}:")
         return dataclasses.replace(made, frames=frames)
+
+    def recorded_experiment(self, name: str) -> Experiment:
+        """Returns the experiment of one of the suite's recordings."""
+        recording = self.recordings[name]
+        return self._with(preset(recording.preset), recording.options)
+
+    def _with(self, made: Experiment, changes: Mapping[str, Any]) -> Experiment:
+        for name, value in changes.items():
+            value = tuple(value) if isinstance(value, list) else value
+            made = options.replaced(made, name, value, f"benchmark {self.name}:")
+        return made
+
+    def with_ranges(self, found: Mapping[str, Range]) -> Suite:
+        """Returns the suite with these ranges of tasks, which are those of recorded data."""
+        tasks = [dataclasses.replace(t, range=found.get(t.name, t.range)) for t in self.tasks]
+        return dataclasses.replace(self, tasks=tuple(tasks))
 
     @property
     def normalisation(self) -> Normalisation | None:
@@ -314,6 +344,8 @@ def read(name: str) -> Suite:
     tree = _tree(name)
     tree["tasks"] = tuple(_task(row) for row in tree["tasks"])
     tree["agents"] = {key: _made(AgentRow, row) for key, row in tree["agents"].items()}
+    recordings = tree.get("recordings", {})
+    tree["recordings"] = {key: _made(Recording, row) for key, row in recordings.items()}
     tree["references"] = tuple(_made(Reference, row) for row in tree.get("references", ()))
     tree["protocol"] = _made(Protocol, tree["protocol"])
     return _made(Suite, {**tree, "name": name})

@@ -2,16 +2,19 @@
 
 import dataclasses
 import io
+import json
+from pathlib import Path
 
 import pytest
 
 from rlstack.programs.cli import benchmark as command
 from rlstack.programs.cli import commands
 from rlstack.programs.cli.options import UsageError
+from rlstack.programs.session.run_config import read_config
 from rlstack.programs.session.run_dir import RunDir
 from rlstack.programs.study import study
 from rlstack.programs.study.benchmark import records, runs, suites
-from rlstack.programs.study.benchmark.suites import AgentRow, Protocol, Suite, Task
+from rlstack.programs.study.benchmark.suites import AgentRow, Protocol, Recording, Suite, Task
 from tests.programs.tools.report.made_runs import make_run
 
 SUITE = Suite(
@@ -124,6 +127,50 @@ def test_the_command_trains_writes_a_page_and_writes_it_again(tmp_path, monkeypa
     assert page.read_bytes() == made
     assert commands.main("benchmark", [*words, "--dry-run"]) == 0
     assert "small, random: nothing is left to train" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.timeout(240)
+def test_a_suite_records_its_own_data_once(tmp_path, monkeypatch, capsys):
+    few = {"frames": 2_560}
+    kept = {"frames": 6_000, "checkpoint_period": 500, "checkpoints_kept": 20}
+    suite = Suite(
+        "own",
+        "Own",
+        "One task.",
+        "nobody",
+        0,
+        Protocol("Few updates", episodes=2, num_envs=2),
+        (Task("replay", "CartPole-v1", recorded="pole/medium-replay"),),
+        {name: AgentRow(preset, few) for name, preset in (("bc", "bc"), ("cql", "cartpole-cql"))},
+        seeds=1,
+        ranges="0 and 1 are the random and the expert set",
+        recordings={"pole": Recording("cartpole-ppo", 1_000, kept)},
+    )  # fmt: skip
+    monkeypatch.setattr(suites, "read", lambda name: suite)
+    monkeypatch.chdir(tmp_path)
+    words = ["own", "--out", "pages", "--agent"]
+    assert commands.main("benchmark", [*words, "bc", "--dry-run"]) == 0
+    assert "first data are recorded of pole" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert commands.main("benchmark", [*words, "bc"]) == 0
+    folder = tmp_path / "runs" / "benchmarks" / "own"
+    sets = folder / "recordings" / "pole" / "sets"
+    made = {path.name: path.stat().st_mtime_ns for path in sets.iterdir()}
+    assert set(made) == {"random", "medium", "medium-replay", "expert"}
+    trained = read_config(RunDir(folder / "bc" / "replay" / "seed=1"))
+    assert Path(trained.data) == sets / "medium-replay"
+    assert commands.main("benchmark", [*words, "cql"]) == 0
+    assert {path.name: path.stat().st_mtime_ns for path in sets.iterdir()} == made
+    text = (tmp_path / "pages" / "own.md").read_text()
+    assert "## Scores over tasks" in text and "| bc | 1 | 1 |" in text and "| cql | 1 | 1 |" in text
+    tree = json.loads((tmp_path / "pages" / "data" / "own" / "bc.json").read_text())
+    assert str(tmp_path) not in json.dumps(tree["tasks"]["replay"]["experiment"])
+    worst, best = tree["tasks"]["replay"]["range"]
+    for kind, mean in (("random", worst), ("expert", best)):
+        assert json.loads((sets / kind / "dataset.json").read_text())["return_mean"] == mean
+    assert worst < best
 
 
 def test_the_list_has_each_benchmark(capsys, monkeypatch):
