@@ -575,7 +575,7 @@ WITHOUT_SOURCE = {
     *("supply-chain-policies", "brax-inverted-double-pendulum-ppo", "brax-halfcheetah-ppo"),
     *("brax-ant-ppo", "pendulum-crossq", "pendulum-tqc", "pendulum-simba", "pendulum-redq"),
     *("pendulum-droq", "pendulum-d4pg", "pendulum-mpo", "cartpole-mpo", "cartpole-vmpo"),
-    *("pendulum-vmpo", "cartpole-ppg", "deepsea-rnd", "deepsea-rnd-dqn"),
+    *("pendulum-vmpo", "halfcheetah-vmpo", "cartpole-ppg", "deepsea-rnd", "deepsea-rnd-dqn"),
     *("pendulum-fasttd3", "mountain-car-continuous-scripted", "mountain-car-continuous-rlpd"),
     "pendulum-iql",
     *("cartpole-cql", "pendulum-gail", "pendulum-sqil", "toll-ppo-lagrangian"),

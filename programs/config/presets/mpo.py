@@ -96,6 +96,29 @@ def pendulum_vmpo(name: str) -> Experiment:
 
 
 @preset
+def halfcheetah_vmpo(name: str) -> Experiment:
+    """HalfCheetah-v4 on-policy, with the batches, the network and the scales of halfcheetah-ppo."""
+    agent = VMPOConfig(
+        gae_lambda=0.95,
+        num_epochs=20,
+        num_minibatches=8,
+        epsilon=0.2,  # the run has 488 updates, and the paper's have a million
+        optimizer=OptimizerConfig(learning_rate=3e-4),
+        duals_optimizer=OptimizerConfig(learning_rate=1e-2),
+    )
+    return on_policy(
+        name,
+        agent,
+        EnvConfig("HalfCheetah-v4", num_envs=8),
+        unroll_length=256,
+        frames=1_000_000,
+        network=NetworkConfig(policy_log_std=-0.5),
+        evaluator=EvaluatorConfig(episodes=10, num_envs=10),
+        normalisation=NormalisationConfig(observations=True, rewards="return", reward_clip=10.0),
+    )
+
+
+@preset
 def cartpole_ppg(name: str) -> Experiment:
     """CartPole-v1 by PPO with an auxiliary phase after every eight updates."""
     agent = PPGConfig(
