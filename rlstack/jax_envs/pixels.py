@@ -24,26 +24,27 @@ class CartPole:
     """gymnax's CartPole-v1, whose observation is the newest image and the one before it.
 
     An image has a row of the cart and the pole above it, with edges that are smooth, so the two
-    images show velocities too. Rewards and ends are those of CartPole-v1.
+    images show velocities too. With a single image, agents need memory. Rewards and ends are those
+    of CartPole-v1.
     """
 
-    def __init__(self, height: int = 12, width: int = 24, **options: Any) -> None:
-        """Makes the task; ``options`` are gymnax's.
+    def __init__(self, height: int = 12, width: int = 24, images: int = 2, **options: Any) -> None:
+        """Makes the task with 1 or 2 images in an observation; ``options`` are gymnax's.
 
         Raises:
-          ValueError: an image is too small, or as `make_jax_env`.
+          ValueError: an image is too small, there are others, or as `make_jax_env`.
         """
-        if height < 4 or width < 8:
+        if height < 4 or width < 8 or images not in (1, 2):
             raise ValueError(
-                f"CartPole: height must be at least 4 and width at least 8; got {height} and "
-                f"{width}."
+                "CartPole: height must be at least 4, width at least 8, and images 1 or 2; got "
+                f"{height}, {width} and {images}."
             )
         self._env: Any = make_jax_env("CartPole-v1", options)
-        self._height, self._width = height, width
+        self._height, self._width, self._images = height, width, images
 
     def observation_spec(self) -> specs.BoundedArray:
-        """Returns the spec of the two images, the newest one first."""
-        shape = self._height, self._width, 2
+        """Returns the spec of the images, the newest one first."""
+        shape = self._height, self._width, self._images
         return specs.BoundedArray(shape, np.uint8, 0, 255, "images")
 
     def action_spec(self) -> specs.DiscreteArray:
@@ -73,4 +74,5 @@ class CartPole:
         return jnp.clip(jnp.where(above == 0, 2.5, 1.0) - distance, 0.0, 1.0)
 
     def _observe(self, newest: Array, before: Array) -> Array:
-        return (255 * jnp.stack([newest, before], axis=-1)).astype(jnp.uint8)
+        images = jnp.stack([newest, before], axis=-1)[..., : self._images]
+        return (255 * images).astype(jnp.uint8)

@@ -51,7 +51,8 @@ def test_cartpole_is_seen_as_two_images():
     key = jax.random.PRNGKey(1)
     env, _ = plain.reset(key)
     state, observation = seen.reset(key)
-    assert observation.shape == (5, 25, 2)
+    first = observation
+    assert first.shape == (5, 25, 2)
     np.testing.assert_array_equal(observation[..., 0], observation[..., 1])
     for _ in range(6):
         before = observation
@@ -70,6 +71,9 @@ def test_cartpole_is_seen_as_two_images():
         )
     wide = np.asarray(observation[4, :, 0], np.float64)
     assert 4 * 255 - 5 <= wide.sum() <= 4 * 255 + 5
+    single = pixels.CartPole(height=5, width=25, images=1)
+    assert single.step(key, state, 0).observation.shape == (5, 25, 1)
+    np.testing.assert_array_equal(single.reset(key)[1][..., 0], first[..., 0])
     with pytest.raises(ValueError, match="height must be at least 4"):
         pixels.CartPole(height=3)
 
