@@ -6,12 +6,16 @@ and writes each step with its policy and value to replay. The bare loop has dens
 JAX, and no legal actions.
 
     python -m benchmarks.fused_planning [--quick]
+
+With ``--topologies`` it prints the searches per second of whole programs instead, that act and do
+not learn: one compiled program, one actor, and one actor with an inference service.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import statistics
 import time
 from typing import Any
 
@@ -20,13 +24,15 @@ import jax.numpy as jnp
 
 from benchmarks.children import in_new_process
 from benchmarks.report import Result, alternate
+from benchmarks.topologies import running
 from rlstack.agents.muzero import MuZeroConfig
 from rlstack.fused.loop import Limits
 from rlstack.jax_envs.toy import Catch
 from rlstack.math import returns
 from rlstack.networks import NetworkConfig
 from rlstack.programs.build import xla
-from rlstack.programs.config.experiment import EnvConfig, Experiment
+from rlstack.programs.config.experiment import EnvConfig, Experiment, ProgramConfig
+from rlstack.programs.config.layouts import Topology
 from rlstack.programs.config.presets import preset
 from rlstack.programs.run.fused import Fused
 from rlstack.types import Array, Params, PRNGKey
@@ -43,6 +49,7 @@ LAYERS = {
     "value": ("value_head",),
 }
 SETTINGS = ((32, 12), (128, 32))  # environments, simulations
+TOPOLOGIES: tuple[Topology, ...] = ("fused", "heavy_env", "light_env")
 
 
 def experiment(num_envs: int, simulations: int) -> Experiment:
@@ -172,11 +179,47 @@ def measure(num_envs: int, simulations: int, seconds: float, repeats: int) -> An
     return alternate(lambda: ours.measure(steps), lambda: bare.measure(steps), repeats)
 
 
+def program(topology: Topology, num_envs: int, simulations: int, seconds: float) -> float:
+    """Returns the searches per second of a program with one actor, measured for some seconds."""
+    cfg = dataclasses.replace(
+        experiment(num_envs, simulations),
+        topology=topology,
+        program=ProgramConfig(num_actors=1),
+        log_period=8 * num_envs,
+        checkpoint_period=10**12,
+    )
+    with running(cfg) as (child, _):
+        start = child.wait(lambda: child.first(_acted))["wall_time"] + 2.0  # all is compiled
+        last = child.wait(lambda: child.first(lambda row: row["wall_time"] > start + seconds))
+        first = child.first(lambda row: row["wall_time"] > start)
+        assert first is not None
+        frames: float = last["env_frames"] - first["env_frames"]
+        return frames / (last["wall_time"] - first["wall_time"])
+
+
+def _acted(row: dict[str, Any]) -> bool:
+    return bool(row["env_frames"] > 0)
+
+
+def print_programs(seconds: float, repeats: int) -> None:
+    """Prints a table of the medians of programs that run by turns, one row for each setting."""
+    print(f"| environments, simulations | {' | '.join(TOPOLOGIES)} |\n| {'--- | ' * 4}")
+    for sizes in SETTINGS:
+        found = [[program(x, *sizes, seconds) for x in TOPOLOGIES] for _ in range(repeats)]
+        medians = [f"{statistics.median(rates):,.0f}" for rates in zip(*found, strict=True)]
+        print(f"| {sizes[0]}, {sizes[1]} | {' | '.join(medians)} |", flush=True)
+
+
 def main() -> None:
     """Measures every setting; prints a table and one JSON line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer and shorter measurements")
-    quick = parser.parse_args().quick
+    parser.add_argument("--topologies", action="store_true", help="measure whole programs")
+    arguments = parser.parse_args()
+    quick = arguments.quick
+    if arguments.topologies:
+        print_programs(*((4.0, 1) if quick else (10.0, 3)))
+        return
     result = Result.empty("fused_planning")
     for num_envs, simulations in SETTINGS:
         found = in_new_process(measure, num_envs, simulations, *((0.5, 3) if quick else (2.0, 9)))

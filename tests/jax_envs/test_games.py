@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from rlstack.jax_envs.cover import Cover, CoverState
 from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.jax_envs.factory import make_batch
 from rlstack.jax_envs.game import BatchedGame, GameOutcome
+from rlstack.jax_envs.libraries.from_jaxmarl import Padded
 from rlstack.programs.config.experiment import EnvConfig
 from rlstack.programs.config.presets import preset
 from rlstack.types import StepType
@@ -211,5 +213,64 @@ def test_games_of_jaxmarl():
     assert kinds == [MID] * 25 + [LAST, FIRST]
     with pytest.raises(ValueError, match=r"id of JaxMARL.*Did you mean.*MPE_simple_spread_v3"):
         make_batch("jaxmarl/MPE_simple_spread_v2")
-    with pytest.raises(EnvError, match="action space must be the same for all agents"):
+    with pytest.raises(EnvError, match=r"action space must be the same for all agents.*pad True"):
         make_batch("jaxmarl/MPE_simple_speaker_listener_v4")
+    env = make_batch("jaxmarl/MPE_simple_speaker_listener_v4", {"pad": True})
+    assert env.spec.action.num_values == 5
+
+
+class Pair:
+    """A speaker with 2 choices and a listener with 3, as JaxMARL has them."""
+
+    agents = ("speaker", "listener")
+    name = "Pair"
+
+    def __init__(self, numbers=False):
+        self._numbers = numbers
+        self.num = {"speaker": 2, "listener": 3}
+
+    def observation_space(self, agent):
+        return SimpleNamespace(shape=(self.num[agent],))
+
+    def action_space(self, agent):
+        number = self.num[agent]
+        if self._numbers:
+            return SimpleNamespace(low=np.zeros(number), high=np.ones(number), shape=(number,))
+        return SimpleNamespace(n=number, shape=(), dtype=jnp.int32)
+
+    def reset(self, rng_key):
+        return {agent: jnp.ones(n) for agent, n in self.num.items()}, jnp.int32(0)
+
+    def step_env(self, rng_key, state, actions):
+        rewards = {agent: actions[agent].sum() for agent in self.agents}
+        return *self.reset(rng_key), rewards, {"__all__": False}, {}
+
+
+@pytest.mark.parametrize("numbers", [False, True])
+def test_agents_of_jaxmarl_get_the_longest_spaces(numbers):
+    env = Padded(Pair(numbers))
+    seen, state = env.reset(None)
+    assert {agent: x.tolist() for agent, x in seen.items()} == {
+        "speaker": [1, 1, 0],
+        "listener": [1, 1, 1],
+    }
+    assert env.action_space("speaker") is env.action_space("listener")
+    actions = dict.fromkeys(Pair.agents, jnp.ones(3) if numbers else jnp.int32(1))
+    seen, _, rewards, *_ = env.step_env(None, state, actions)
+    assert seen["speaker"].tolist() == [1, 1, 0]
+    assert rewards == {"speaker": 2, "listener": 3} if numbers else {"speaker": 1, "listener": 1}
+    if numbers:
+        with pytest.raises(NotImplementedError):
+            env.get_avail_actions(state)
+    else:
+        legal = {agent: x.tolist() for agent, x in env.get_avail_actions(state).items()}
+        assert legal == {"speaker": [True, True, False], "listener": [True, True, True]}
+
+
+def test_agents_with_images_are_not_padded():
+    class Images(Pair):
+        def observation_space(self, agent):
+            return SimpleNamespace(shape=(2, self.num[agent]))
+
+    with pytest.raises(EnvError, match=r"Pair: with pad, observations must be vectors"):
+        Padded(Images())

@@ -13,6 +13,7 @@ import pytest
 from rlstack.checks import EnvError
 from rlstack.envs import SyncEnv
 from rlstack.imports import versions
+from rlstack.jax_envs import pixels
 from rlstack.jax_envs.libraries.from_gymnax import GymnaxEnv, make_gymnax
 from rlstack.jax_envs.libraries.limits import check_limit
 from rlstack.jax_envs.toy import DeepSea
@@ -43,6 +44,38 @@ def test_a_time_limit_truncates_and_a_fall_terminates():
             timestep = env.step(np.ones(1, np.int32))
     assert float(timestep.discount[0]) == 0.0
     assert abs(float(timestep.observation[0, 2])) > 12 * 2 * np.pi / 360  # the fallen pole
+
+
+def test_cartpole_is_seen_as_two_images():
+    plain, seen = make_gymnax("CartPole-v1", {}), pixels.CartPole(height=5, width=25)
+    key = jax.random.PRNGKey(1)
+    env, _ = plain.reset(key)
+    state, observation = seen.reset(key)
+    first = observation
+    assert first.shape == (5, 25, 2)
+    np.testing.assert_array_equal(observation[..., 0], observation[..., 1])
+    for _ in range(6):
+        before = observation
+        expected, outcome = plain.step(key, env, 1), seen.step(key, state, 1)
+        env, state, observation = expected.state, outcome.state, outcome.observation
+        assert (expected.reward, expected.terminated) == (outcome.reward, outcome.terminated)
+        np.testing.assert_array_equal(observation[..., 1], before[..., 0])
+    place, _, angle, _ = np.asarray(expected.observation, np.float64)
+    cart = 12 + place / 4.8 * 24  # a picture of 4.8 units has its middle in column 12
+    columns = np.arange(25)
+    for row, above in ((0, 4), (3, 1)):
+        light = np.asarray(observation[row, :, 0], np.float64)
+        assert 250 <= light.sum() <= 255  # one pixel, which two columns may share
+        assert (light @ columns) / light.sum() == pytest.approx(
+            cart + above * np.tan(angle), abs=0.02
+        )
+    wide = np.asarray(observation[4, :, 0], np.float64)
+    assert 4 * 255 - 5 <= wide.sum() <= 4 * 255 + 5
+    single = pixels.CartPole(height=5, width=25, images=1)
+    assert single.step(key, state, 0).observation.shape == (5, 25, 1)
+    np.testing.assert_array_equal(single.reset(key)[1][..., 0], first[..., 0])
+    with pytest.raises(ValueError, match="height must be at least 4"):
+        pixels.CartPole(height=3)
 
 
 def test_a_game_of_minatar_whose_state_says_that_it_is_over():

@@ -35,7 +35,8 @@ def make_jaxmarl(name: str, options: Mapping[str, Any]) -> Any:
     Args:
       name: the game's id.
       options: keyword arguments of ``jaxmarl.make``; ``extras``, see
-        `rlstack.jax_envs.libraries.infos.WithInfos`.
+        `rlstack.jax_envs.libraries.infos.WithInfos`; and ``pad``, with which agents may have
+        vectors of several lengths, see `Padded`.
 
     Raises:
       ValueError: JaxMARL is not installed, has no such id, or does not take these options.
@@ -54,12 +55,14 @@ def make_jaxmarl(name: str, options: Mapping[str, Any]) -> Any:
             f"{name!r}.{did_you_mean(name, registered_envs)}"
         )
     shown, options = options, without_names(options)
+    pads = options.pop("pad", False)
     try:
-        env = jaxmarl.make(name, **options)
+        env: Any = jaxmarl.make(name, **options)
     except TypeError as error:
         raise ValueError(
             f"JAX environment jaxmarl/{name}: options must be arguments of jaxmarl.make; {error}."
         ) from error
+    env = Padded(env) if pads else env
     if getattr(env, _LIMIT, None) is not None:
         kind = tuple(sorted((key, repr(value)) for key, value in options.items() if key != _LIMIT))
         # Some count the steps before the first one, so that a limit of 1 would allow two.
@@ -157,10 +160,72 @@ class JaxMARLGame:
             if spec != found[0]:
                 raise EnvError(
                     f"{self._name}: the {what} space must be the same for all agents; "
-                    f"{self._agents[0]} has {found[0]}, and {agent} has {spec}. Use an environment "
+                    f"{self._agents[0]} has {found[0]}, and {agent} has {spec}. Use "
+                    "--env.options pad True if these are vectors or choices, or an environment "
                     "whose agents share their spaces."
                 )
         return found[0]
+
+
+class Padded:
+    """An environment of JaxMARL whose agents all have the longest of their spaces.
+
+    Zeros follow shorter observations. Of actions that are numbers, an agent's own are the first; of
+    choices, those after its own are illegal.
+    """
+
+    def __init__(self, env: Any) -> None:
+        """Finds the spaces.
+
+        Raises:
+          EnvError: the observations are no vectors, or the actions of different kinds.
+        """
+        self._env = env
+        self._spaces = {agent: env.action_space(agent) for agent in env.agents}
+        shapes = [env.observation_space(agent).shape for agent in env.agents]
+        kinds = {(type(space), len(space.shape)) for space in self._spaces.values()}
+        if {len(shape) for shape in shapes} != {1} or len(kinds) > 1:
+            raise EnvError(
+                f"{env.name}: with pad, observations must be vectors, and actions of one kind; got "
+                f"observations {shapes} and actions {list(self._spaces.values())}. Leave out pad."
+            )
+        self._length = max(shape[0] for shape in shapes)
+        self._chooses = hasattr(env.action_space(env.agents[0]), "n")
+        self._widest = max(self._spaces.values(), key=self._size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def _size(self, space: Any) -> int:
+        return int(space.n if self._chooses else space.shape[0])
+
+    def action_space(self, agent: str) -> Any:
+        """Returns the largest space of all agents."""
+        del agent
+        return self._widest
+
+    def get_avail_actions(self, state: PyTree) -> dict[str, Any]:
+        """Returns the choices that each agent has."""
+        if not self._chooses:
+            raise NotImplementedError
+        del state
+        choices = jnp.arange(self._size(self._widest))
+        return {agent: choices < self._size(space) for agent, space in self._spaces.items()}
+
+    def reset(self, rng_key: PRNGKey) -> tuple[Any, Any]:
+        """Starts an episode."""
+        observations, state = self._env.reset(rng_key)
+        return self._longest(observations), state
+
+    def step_env(self, rng_key: PRNGKey, state: PyTree, actions: Mapping[str, Any]) -> Any:
+        """Steps with the agents' own part of the actions."""
+        if not self._chooses:
+            actions = {x: actions[x][: self._size(space)] for x, space in self._spaces.items()}
+        observations, *others = self._env.step_env(rng_key, state, actions)
+        return self._longest(observations), *others
+
+    def _longest(self, observations: Mapping[str, Any]) -> dict[str, Any]:
+        return {agent: jnp.pad(x, (0, self._length - len(x))) for agent, x in observations.items()}
 
 
 def _with_limit(env: Any, steps: int) -> Any:
