@@ -288,7 +288,7 @@ def may_act(program: CoordinatorClient, frames: int) -> bool:
     program.count(env_frames=frames)
     state = program.poll()
     while state.phase == RUNNING and frames >= state.granted:
-        state = program.poll(now=True)
+        state = program.poll(waits=True)
         if frames >= state.granted:  # others may use up the budget
             time.sleep(timing.BUDGET_POLL)
     return state.phase == RUNNING
