@@ -422,7 +422,7 @@ class LearningPart:
                 timeout=experiment.service.timeout_s,
             )
             return client, self._service_has_newer if in_rounds else None, lambda: None
-        params, close = pull_params(self._setup, self._learner)
+        params, close, _ = pull_params(self._setup, self._learner)
         has_newer = params.has_newer if in_rounds and isinstance(params, ParamsPuller) else None
         key = acting_key(self._setup.acting_seed, self._rank, program.incarnation)
         ids_here = np.asarray(experiment.env_ids(self._rank))

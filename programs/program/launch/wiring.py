@@ -91,6 +91,7 @@ def _run(program: Program, node: Node, stop: threading.Event) -> None:
         else:
             port, address = _listen_on(program, node.name)
             with serve(instance, port=port, bind_address=address):
+                instance.address = program.addresses[node.name]
                 instance.run()
 
 
