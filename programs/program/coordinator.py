@@ -48,14 +48,14 @@ from rlstack.storage.loggers import Fanout, Logger, NewestLogs
 
 _ENV_COUNTS = ("restarts", COUNTER)
 # With fewer actors each node reports by itself, which is sooner and costs the coordinator little.
-_TOGETHER = 32
+TOGETHER = 32
 
 
 def _reports_together(experiment: Experiment) -> bool:
     """Whether the nodes of each host report together."""
     program = experiment.program
     alone = program.launch == "threads" or program.pacing == "lock_step"
-    return program.num_actors >= _TOGETHER and not alone
+    return program.num_actors >= TOGETHER and not alone
 
 
 class Coordinator:

@@ -30,7 +30,7 @@ _Encoded = tuple[int, bytes]  # a version, and its params
 _VERSION = struct.Struct("<q")
 # The learner sends each version to as many hosts as these bytes hold, and to two at least: to all,
 # as long as params are small. 32 MiB take 27 ms of a link of 10 Gbit/s.
-_SENT_BY_ONE = 1 << 25
+SENT_BY_ONE = 1 << 25
 
 
 class Pulled(NamedTuple):
@@ -102,7 +102,7 @@ class ParamsTree:
     follows from who asks: a host that is lost asks for no further version.
     """
 
-    def __init__(self, bytes_by_one: int = _SENT_BY_ONE) -> None:
+    def __init__(self, bytes_by_one: int = SENT_BY_ONE) -> None:
         """Makes an empty tree.
 
         Args:
