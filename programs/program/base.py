@@ -136,11 +136,18 @@ class Setup:
         """Configures XLA for all nodes, which are threads of this process."""
         xla.configure_runs([self.experiment])
 
-    def register_records(self, agent: Agent) -> None:
-        """Lets this process decode messages with the agent's NamedTuples."""
-        params = jax.eval_shape(agent.initial_params, jax.eval_shape(jax.random.PRNGKey, 0))
+    def register_records(self, agent: Agent | None = None) -> None:
+        """Lets this process decode messages with the agent's NamedTuples.
+
+        Args:
+          agent: the agent; None if no message has params. Its params are traced, which takes most
+            of the time in which an actor starts.
+        """
         codec.register(Inference)
-        codec.register_records((params, self.step))
+        codec.register_records((self.step,))
+        if agent is not None:
+            key = jax.eval_shape(jax.random.PRNGKey, 0)
+            codec.register_records((jax.eval_shape(agent.initial_params, key),))
 
 
 class ProgramState(NamedTuple):
