@@ -120,8 +120,7 @@ class InferenceNode:
         with self._program.phase("waiting for the learner"):
             self._program.wait_for(learner.replay_name)
         self._pulled = pull_params(setup, learner, lambda: self.address)
-        self._params = self._pulled.source
-        source.get_params = self._params.get_params
+        source.get_params = self._pulled.source.get_params
         self._take_counts()
         # It was made, to compile, before the coordinator had told the frames of the run.
         inferencer.reset(np.ones(len(ids), bool))
@@ -171,7 +170,8 @@ class InferenceNode:
     @remote(idempotent=True)
     def has_newer_params(self, version: int, seconds: float) -> bool:
         """Waits until the next batch would use params newer than a version; see `ParamsPuller`."""
-        return isinstance(self._params, ParamsPuller) and self._params.has_newer(version, seconds)
+        params = self._pulled.source
+        return isinstance(params, ParamsPuller) and params.has_newer(version, seconds)
 
     @remote(idempotent=True)
     def share_params(self, newer_than: int, seconds: float) -> tuple[int, bytes] | None:
