@@ -10,13 +10,15 @@ next incarnations act, interrupts the program, and looks for what is left.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,10 +84,11 @@ def measure(actors: int, seconds: float, step: float) -> Figures:
       seconds: length of the measurement of rates.
       step: seconds of a step of an environment.
     """
-    before = _files()
+    before = _in_memory()
     with tempfile.TemporaryDirectory() as folder:
-        started = Path(folder, "started")
-        program = Program(_experiment(actors, step, started), Path(folder))
+        started, temporary = Path(folder, "started"), Path(folder, "tmp")
+        with _temporary_files_in(temporary):
+            program = Program(_experiment(actors, step, started), Path(folder))
         try:
             program.wait(lambda: len(_lines(started)) >= actors or None, _START)
             all_act = time.time() - program.began
@@ -110,7 +113,8 @@ def measure(actors: int, seconds: float, step: float) -> Figures:
             now = time.monotonic()
             program.close()
         ended = time.monotonic() - now
-        running = [f"process {p.pid}" for p in processes if _runs(p)]
+        left = [f"process {p.pid}" for p in processes if _runs(p)]
+        left += [*sorted(_in_memory() - before), *sorted(os.listdir(temporary))]
         return Figures(
             actors=actors,
             all_act=all_act,
@@ -126,7 +130,7 @@ def measure(actors: int, seconds: float, step: float) -> Figures:
             restarts=last["program/restarts"],
             lost_frames=last["program/lost_frames"],
             ended=ended,
-            left=[*running, *sorted(_files() - before)],
+            left=left,
         )
 
 
@@ -187,15 +191,40 @@ def _lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def _files() -> set[str]:
-    """Returns the files in memory and the temporary files of programs."""
-    folders: Iterable[str] = (FOLDER, tempfile.gettempdir())
-    return {
-        os.path.join(folder, name)
-        for folder in folders
-        for name in os.listdir(folder)
-        if name.startswith("rlstack")
-    }
+def _in_memory() -> set[str]:
+    """Returns the files in memory of nodes' processes, but for those of programs that run."""
+    found = set()
+    for name in os.listdir(FOLDER):
+        path = os.path.join(FOLDER, name)
+        if name.startswith("rlstack-") and not _is_used(path):
+            found.add(path)
+    return found
+
+
+def _is_used(path: str) -> bool:
+    """Whether processes use the folder of a host; others than these folders are not known."""
+    try:
+        with open(os.path.join(path, "users"), "rb") as users:
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+@contextlib.contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    """Lets processes that are started in the body make their temporary files in a folder."""
+    folder.mkdir()
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ["TMPDIR"]
+        if before is not None:
+            os.environ["TMPDIR"] = before
 
 
 def _runs(process: psutil.Process) -> bool:

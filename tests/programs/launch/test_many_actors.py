@@ -7,7 +7,7 @@ from benchmarks import many_actors
 
 @pytest.mark.slow
 @pytest.mark.chosen
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_forty_actors_are_light_and_replaced_and_leave_nothing():
     found = many_actors.measure(actors=40, seconds=4.0, step=0.1)
     assert found.left == []
