@@ -61,7 +61,7 @@ def measure(transport: str = "auto", reports: int = 3000) -> Costs:
             process = psutil.Process(child.pid)
             calls = _Calls(client)
             for size in (0, 1, _TOGETHER):
-                calls.make(size, _NODES)
+                calls.make(size, _NODES // max(1, size))
             alone = _used(process, lambda: calls.make(0, reports)) / reports
             one = _used(process, lambda: calls.make(1, reports)) / reports
             several = _used(process, lambda: calls.make(_TOGETHER, reports // 4)) / (reports // 4)
