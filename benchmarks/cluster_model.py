@@ -12,8 +12,8 @@ the update: `benchmarks.learner_group` counts them and their bytes, with --learn
 time of a message, which is taken to grow with the logarithm of the number of processes, and that of
 its bytes on the link. The time of a message is that of a sum of 70 kB between two processes with a
 core each, as measured on CPUs; --collective-ms gives that of a cluster. Nodes report to the
-coordinator five times a second, whatever they do (`benchmarks.coordinator`), so its core limits
-their number and not the frames.
+coordinator five times a second, whatever they do (`benchmarks.coordinator`), those of a host
+together. So its core limits their number and not the frames.
 
 The model leaves out latency, the gain of a service from larger batches, and that Python uses one
 core at a time. So its figures are upper bounds; they show what to add first.
@@ -40,6 +40,8 @@ from benchmarks import coordinator, learner_group
 from benchmarks.topologies import Program
 from rlstack.programs.config.experiment import ProgramConfig
 from rlstack.programs.config.presets import preset
+from rlstack.programs.program.coordinator import TOGETHER
+from rlstack.programs.program.params import SENT_BY_ONE
 from rlstack.programs.session import timing
 from rlstack.rpc import transports
 
@@ -70,6 +72,8 @@ class Costs(NamedTuple):
     exchanged: float = 0.0  # bytes of the arrays in them, twice for sums
     divided: bool = True  # whether these processes divide the time of an update
     transport: str = ""  # that carried the calls
+    call: float = 0.0  # seconds of the coordinator's core for a call with the reports of a host
+    together: float = 0.0  # the same for each report in it; 0 if each node reports by itself
 
 
 class Cluster(NamedTuple):
@@ -92,16 +96,17 @@ class Cluster(NamedTuple):
 def limits(costs: Costs, cluster: Cluster) -> dict[str, float]:
     """Returns the frames/s of all actors at which each node or link is saturated."""
     services = -(-cluster.actors // cluster.actors_per_service)
-    service_hosts = -(-services // cluster.services_per_host)
+    service_hosts = _service_hosts(cluster)
     hosts, learners = -(-cluster.actors // cluster.actors_per_host), cluster.learners
     link = cluster.gbit * 1e9 / 8
     up, down = costs.sent["actor->inferencer"], costs.sent["inferencer->actor"]
     insert = costs.sent["actor->replay"]
     # A host fetches every version once, but at most one per params_interval. Each learner process
-    # sends them to its share of the hosts.
+    # sends them to its share of the hosts, or to some of these, which send them to the others.
     version = costs.params_bytes * costs.versions
     most = costs.params_bytes / cluster.params_interval
-    served = service_hosts / learners
+    served = min(service_hosts / learners, max(2, SENT_BY_ONE // max(costs.params_bytes, 1)))
+    passed_on = service_hosts - served * learners
     found = {
         "actors' cores": cluster.actors / costs.cpu["actor"],
         "services' cores": services * cluster.service_cores / costs.cpu["inferencer"],
@@ -112,7 +117,9 @@ def limits(costs: Costs, cluster: Cluster) -> dict[str, float]:
         "link ->services": _with_params(
             service_hosts * link, up, service_hosts * version, service_hosts * most
         ),
-        "link services->": service_hosts * link / down,
+        "link services->": _with_params(
+            service_hosts * link, down, passed_on * version, passed_on * most
+        ),
         "link ->replay": learners * link / insert,
         "link learner->": _with_params(
             link, _exchanged(costs, learners), served * version, served * most
@@ -141,7 +148,26 @@ def coordinator_load(costs: Costs, cluster: Cluster) -> float:
     """Returns the load of the coordinator's core by the reports of all nodes; 1 is full."""
     services = -(-cluster.actors // cluster.actors_per_service)
     nodes = cluster.actors + services + 2 * cluster.learners + 1
-    return nodes / timing.REPORT_PERIOD * costs.report
+    seconds = nodes * costs.report
+    if costs.together and cluster.actors >= TOGETHER:
+        alone = 2 * cluster.learners + 1
+        hosts = -(-cluster.actors // cluster.actors_per_host) + _service_hosts(cluster)
+        seconds = alone * costs.report + hosts * costs.call + (nodes - alone) * costs.together
+    return seconds / timing.REPORT_PERIOD
+
+
+def asked_load(costs: Costs, cluster: Cluster) -> float:
+    """Returns the share of a learner process's core that hosts take by asking for newer params.
+
+    The answer that there are none is taken to cost what a call of the coordinator costs.
+    """
+    asking = _service_hosts(cluster) / cluster.learners
+    return asking / cluster.params_interval * costs.call
+
+
+def _service_hosts(cluster: Cluster) -> int:
+    services = -(-cluster.actors // cluster.actors_per_service)
+    return -(-services // cluster.services_per_host)
 
 
 def _with_params(link: float, frame: float, version: float, most: float) -> float:
@@ -271,7 +297,10 @@ def table(costs: Costs, clusters: list[Cluster]) -> str:
         if load > 1:
             line += f"; and the coordinator ({load:.0%}), whose nodes report late"
         lines.append(line)
-        lines.append(f"{'':14}then {others}, coordinator {load:.0%}")
+        asked = asked_load(costs, cluster)
+        lines.append(
+            f"{'':14}then {others}, coordinator {load:.0%}, learner asked for params {asked:.0%}"
+        )
     return "\n".join(lines)
 
 
@@ -315,13 +344,16 @@ def main(arguments: list[str] | None = None) -> None:
                 exchanged=pair.exchanged,
                 divided=bool(pair.divided),
             )
-        costs = costs._replace(report=coordinator.measure(args.transport))
+        costs = costs._replace(**coordinator.measure(args.transport)._asdict())
     for group, cpu in costs.cpu.items():
         print(f"{group:24} {1e6 * cpu:10.1f} us of a core a frame")
     for link, count in costs.sent.items():
         print(f"{link:24} {count:10.1f} bytes a frame")
     print(f"{'params':24} {costs.params_bytes:10,.0f} bytes, {costs.versions:.5f} updates a frame")
     print(f"{'report':24} {1e6 * costs.report:10.1f} us of the coordinator's core")
+    print(
+        f"{'reports of a host':24} {1e6 * costs.call:10.1f} us, and {1e6 * costs.together:.1f} each"
+    )
     print(
         f"{'several learners':24} {costs.collectives:10.0f} collectives an update, "
         f"{costs.exchanged:,.0f} bytes; {'divided' if costs.divided else 'whole'} updates"

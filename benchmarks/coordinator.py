@@ -1,7 +1,8 @@
 """The coordinator's cost of a report: `python -m benchmarks.coordinator [--transport zmq]`.
 
 A coordinator runs in a process of its own, without a program. This process sends it the reports of
-many nodes, one after another, as actors send them. The kernel reports the processor time that the
+many nodes, one after another, as actors send them: each by itself, and those of a host together.
+The kernel reports the processor time that the
 coordinator takes. It has no logs to write, so the figure is that of the reports only.
 """
 
@@ -13,28 +14,39 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import psutil
 
 from rlstack.programs.config.presets import preset
 from rlstack.programs.program.coordinator import Coordinator
+from rlstack.programs.program.host import Report
 from rlstack.programs.session.run_dir import RunDir
-from rlstack.rpc import RemoteObject, serve, transports
+from rlstack.rpc import RemoteObject, codec, serve, transports
 from rlstack.storage.loggers import Fanout
 
 NAME = "coordinator"
-_NODES = 100
+_NODES, _TOGETHER = 1000, 16
 _LOGS = {"actor/episode_return": np.ones(2), "actor/episode_length": np.ones(2)}
 
 
-def measure(transport: str = "auto", reports: int = 3000) -> float:
-    """Returns the seconds of a core that the coordinator takes for a report.
+class Costs(NamedTuple):
+    """Seconds of the coordinator's core."""
+
+    report: float  # for a report that a node makes by itself
+    call: float  # for a call with the reports of a host, without these
+    together: float  # for each report in it
+
+
+def measure(transport: str = "auto", reports: int = 3000) -> Costs:
+    """Measures a coordinator.
 
     Args:
       transport: that carries the reports: zmq, courier, or auto for the default here.
-      reports: number of reports.
+      reports: number of calls with one report; with several reports there are a quarter as many.
     """
     used = transport if transport != "auto" else transports.default()
     command = [sys.executable, "-m", "benchmarks.coordinator", "--serve"]
@@ -46,23 +58,46 @@ def measure(transport: str = "auto", reports: int = 3000) -> float:
         try:
             assert child.stdout is not None
             client = RemoteObject(child.stdout.readline().strip(), Coordinator, name=NAME)
-            _report(client, _NODES)
             process = psutil.Process(child.pid)
-            before = process.cpu_times()
-            _report(client, reports)
-            after = process.cpu_times()
+            calls = _Calls(client)
+            for size in (0, 1, _TOGETHER):
+                calls.make(size, _NODES // max(1, size))
+            alone = _used(process, lambda: calls.make(0, reports)) / reports
+            one = _used(process, lambda: calls.make(1, reports)) / reports
+            several = _used(process, lambda: calls.make(_TOGETHER, reports // 4)) / (reports // 4)
             client.close()
-            return (after.user + after.system - before.user - before.system) / reports
+            each = (several - one) / (_TOGETHER - 1)
+            return Costs(alone, one - each, each)
         finally:
             child.kill()
             child.communicate()
 
 
-def _report(client: RemoteObject, count: int) -> None:
-    for number in range(count):
-        node, batch = f"actor/{number % _NODES}", number // _NODES + 1
+def _used(process: psutil.Process, work: Callable[[], None]) -> float:
+    before = process.cpu_times()
+    work()
+    after = process.cpu_times()
+    return after.user + after.system - before.user - before.system
+
+
+class _Calls:
+    def __init__(self, client: RemoteObject) -> None:
+        self._client, self._number = client, 0
+
+    def make(self, size: int, count: int) -> None:
+        """Makes calls with this many reports each; 0 for reports that nodes make themselves."""
+        for _ in range(count):
+            made = [self._report() for _ in range(max(1, size))]
+            if size:
+                self._client.report_all([codec.encode(tuple(report)) for report in made])
+            else:
+                self._client.report(*made[0])
+
+    def _report(self) -> Report:
+        node, batch = f"actor/{self._number % _NODES}", self._number // _NODES + 1
+        self._number += 1
         counts, gauges = {"env_frames": 0.0}, {"params/version": 1.0}
-        client.report(node, 0, 1, counts, gauges, _LOGS, batch)
+        return Report(node, 0, 1, counts, gauges, _LOGS, batch, batch)
 
 
 def _serve(folder: str) -> None:
@@ -81,9 +116,13 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     if args.serve:
         return _serve(args.serve)
-    seconds = measure(args.transport, 300 if args.quick else 3000)
-    print(f"a report takes {1e6 * seconds:.0f} us of the coordinator's core")
-    print(json.dumps({"name": NAME, "report": seconds}))
+    costs = measure(args.transport, 300 if args.quick else 3000)
+    print(f"a report takes {1e6 * costs.report:.0f} us of the coordinator's core")
+    print(
+        f"a call with the reports of a host takes {1e6 * costs.call:.0f} us, and "
+        f"{1e6 * costs.together:.1f} us for each"
+    )
+    print(json.dumps({"name": NAME, **costs._asdict()}))
     return None
 
 

@@ -1,4 +1,4 @@
-"""An environment whose step takes 10 ms, for programs of many actors."""
+"""An environment whose step takes 10 ms or another time, for programs of many actors."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-_SECONDS, _LENGTH = 0.01, 1000
+_LENGTH = 1000
 
 
 class Slow(gymnasium.Env):
-    """An environment whose step sleeps 10 ms; it records its first step in a file.
+    """An environment whose step sleeps; it records its first step in a file.
 
     Observation: ``[2]`` float32, seed and step. Reward 1; terminates after 1000 steps.
     """
 
-    def __init__(self, started: str, seed: int = 0) -> None:
+    def __init__(self, started: str, seconds: float = 0.01, seed: int = 0) -> None:
         self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
         self.action_space = spaces.Discrete(2)
-        self._seed, self._time = seed, 0
+        self._seed, self._time, self._seconds = seed, 0, seconds
         self._started: str | None = started
 
     def reset(
@@ -41,7 +41,7 @@ class Slow(gymnasium.Env):
                 file.write(f"{os.getpid()}\n")
             self._started = None
         self._time += 1
-        time.sleep(_SECONDS)
+        time.sleep(self._seconds)
         return self._observation(), 1.0, self._time >= _LENGTH, False, {}
 
     def _observation(self) -> np.ndarray:

@@ -87,13 +87,13 @@ class Program:
         """The process id of the child, whose descendants are the nodes."""
         return self._child.process.pid
 
-    def wait(self, found: Callable[[], Any]) -> Any:
+    def wait(self, found: Callable[[], Any], patience: float = _PATIENCE) -> Any:
         """Waits until `found` returns something other than None; returns that."""
-        until = time.monotonic() + _PATIENCE
+        until = time.monotonic() + patience
         while (value := found()) is None:
             if self._child.process.poll() is not None or time.monotonic() > until:
                 raise RuntimeError(
-                    f"Program.wait: the program ended, or took over {_PATIENCE:g} s; see its "
+                    f"Program.wait: the program ended, or took over {patience:g} s; see its "
                     "output above."
                 )
             time.sleep(0.05)

@@ -288,7 +288,7 @@ def may_act(program: CoordinatorClient, frames: int) -> bool:
     program.count(env_frames=frames)
     state = program.poll()
     while state.phase == RUNNING and frames >= state.granted:
-        state = program.poll(now=True)
+        state = program.poll(waits=True)
         if frames >= state.granted:  # others may use up the budget
             time.sleep(timing.BUDGET_POLL)
     return state.phase == RUNNING
@@ -342,7 +342,8 @@ class LearningPart:
         self._share, self._rank_there = shards.of_actor(setup, rank)
         self._replay = replay
         self._learner, self._service = learner, service
-        self._agent = make_agent(setup.experiment, setup.spec)
+        has_params = service is None or setup.histories  # else no message has some
+        self._agent = make_agent(setup.experiment, setup.spec) if has_params else None
         setup.register_records(self._agent)
         self._round = -1  # the learner's number of the current lock-step round
 
@@ -422,7 +423,8 @@ class LearningPart:
                 timeout=experiment.service.timeout_s,
             )
             return client, self._service_has_newer if in_rounds else None, lambda: None
-        params, close = pull_params(self._setup, self._learner)
+        assert self._agent is not None
+        params, close, _ = pull_params(self._setup, self._learner)
         has_newer = params.has_newer if in_rounds and isinstance(params, ParamsPuller) else None
         key = acting_key(self._setup.acting_seed, self._rank, program.incarnation)
         ids_here = np.asarray(experiment.env_ids(self._rank))

@@ -26,6 +26,8 @@ from rlstack.programs.build.policies.members import divide
 from rlstack.programs.build.seeds import role_seed
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.config.member_config import HistoryConfig
+from rlstack.programs.program.host import Answer as HostAnswer
+from rlstack.programs.program.host import HostReports, Report
 from rlstack.programs.program.stopping import EndedEarlyError, NodeLostError
 from rlstack.programs.program.supervisor import INCARNATION
 from rlstack.programs.session import timing
@@ -39,6 +41,7 @@ from rlstack.rpc import (
     UnavailableError,
     codec,
 )
+from rlstack.rpc.socket_filter import address_towards
 from rlstack.types import EnvSpec, Transition
 
 LEARNER = "learner"  # the group of the learner's node, and with one policy its name
@@ -133,11 +136,18 @@ class Setup:
         """Configures XLA for all nodes, which are threads of this process."""
         xla.configure_runs([self.experiment])
 
-    def register_records(self, agent: Agent) -> None:
-        """Lets this process decode messages with the agent's NamedTuples."""
-        params = jax.eval_shape(agent.initial_params, jax.eval_shape(jax.random.PRNGKey, 0))
+    def register_records(self, agent: Agent | None = None) -> None:
+        """Lets this process decode messages with the agent's NamedTuples.
+
+        Args:
+          agent: the agent; None if no message has params. Its params are traced, which takes most
+            of the time in which an actor starts.
+        """
         codec.register(Inference)
-        codec.register_records((params, self.step))
+        codec.register_records((self.step,))
+        if agent is not None:
+            key = jax.eval_shape(jax.random.PRNGKey, 0)
+            codec.register_records((jax.eval_shape(agent.initial_params, key),))
 
 
 class ProgramState(NamedTuple):
@@ -155,6 +165,8 @@ class ProgramState(NamedTuple):
     # If learners may restart: the incarnation of each learner that is running, by name.
     learners: Mapping[str, int] = MappingProxyType({})
     learns_from_data: bool = False  # whether actors must wait for `Experiment.offline_updates`
+    # A name by which the nodes of each host report together; empty if each reports by itself.
+    together: str = ""
 
 
 @dataclasses.dataclass
@@ -166,6 +178,8 @@ class NodeStatus:
     seen: float = 0.0  # when it last reported
     left: bool = False  # whether it has ended, or knows that the program is over
     batch: int = 0  # the number of its last logs
+    number: int = 0  # of its last report
+    granted: int = 0  # the answer to that
     counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
     gauges: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
@@ -211,6 +225,9 @@ class NodeStatus:
 class CoordinatorClient:
     """Reports to the coordinator a few times a second and holds its last answer.
 
+    In large programs it does so together with the other nodes of its host (`HostReports`), except
+    for its first and last reports, those that cannot wait, and those of learners.
+
     A client belongs to one thread, in which it can be found by `check_end`.
 
     Attributes:
@@ -242,6 +259,11 @@ class CoordinatorClient:
         self._logs: dict[str, list[np.ndarray]] = {}
         self._unanswered: dict[str, np.ndarray] = {}  # logs that may have arrived
         self._batch = 0  # their number
+        self._number = self._answered = 0  # of the last report, and of the last that was answered
+        self._first_number = 0  # of the first report with these logs
+        self._host: HostReports | None = None
+        self._posted: float | None = None  # since when reports to it have had no answer
+        self._next_look = 0.0
         self._state = ProgramState()
         self._next_report = 0.0
         self._silent_seconds = 0.0  # since the last answer, as far as this process ran
@@ -291,13 +313,22 @@ class CoordinatorClient:
         del step  # the coordinator logs by the frames of the whole program
         self.log(logs)
 
-    def poll(self, *, now: bool = False) -> ProgramState:
-        """Returns the newest state; first reports if a report is due or `now` is set."""
+    def poll(self, *, now: bool = False, waits: bool = False) -> ProgramState:
+        """Returns the newest state; first reports if a report is due.
+
+        Args:
+          now: reports in any case, and waits for the answer.
+          waits: reports sooner, because the caller waits for a later state.
+        """
         if self._lost or self._stop.is_set():
             return self._state._replace(phase=OVER)
         clock = time.monotonic()
-        if now or clock >= self._next_report:
+        due = now or waits or clock >= self._next_report
+        if due:
             self._next_report = clock + timing.REPORT_PERIOD
+        if self._host is not None and not now:
+            self._report_together(self._host, clock, due, waits)
+        elif due:
             self._report(clock)
         return self._state
 
@@ -364,35 +395,95 @@ class CoordinatorClient:
         if not told and self.poll(now=True).phase == RUNNING:
             raise EndedEarlyError(f"{self._node} ended although the program still runs")
 
-    def _report(self, clock: float) -> None:
+    def close(self) -> None:
+        """Leaves the host's folder of reports; call it when the node has ended."""
+        if self._host is not None:
+            self._host.close()
+            self._host = None
+
+    def _compose(self) -> Report:
         if not self._unanswered and self._logs:
             self._unanswered = {n: np.concatenate(values) for n, values in self._logs.items()}
             self._logs, self._batch = {}, self._batch + 1
+            self._first_number = self._number + 1
+        gauges = {self._prefix + name: float(value) for name, value in self.gauges().items()}
+        self._number += 1
+        return Report(
+            self._node,
+            self.incarnation,
+            os.getpid(),
+            self._counts,
+            gauges,
+            self._unanswered,
+            self._batch,
+            self._number,
+        )
+
+    def _report(self, clock: float) -> None:
         try:
-            gauges = {self._prefix + name: float(value) for name, value in self.gauges().items()}
-            answer = self._coordinator.report(
-                self._node,
-                self.incarnation,
-                os.getpid(),
-                self._counts,
-                gauges,
-                self._unanswered,
-                self._batch,
-            )
+            answer = self._coordinator.report(*self._compose())
         except UnavailableError:
-            # The clock is read again because the call itself may have waited. An attempt that
-            # lasted longer than calls may last shows that this process was stopped meanwhile.
-            now = time.monotonic()
-            self._silent_seconds += min(now - self._last_attempt, timing.ATTEMPT)
-            self._last_attempt = now
-            starting = self.began is None and not self.incarnation
-            if self._silent_seconds > (timing.START if starting else self._patience):
-                self._lost, self._state = True, self._state._replace(phase=OVER)
+            self._miss()
             return
-        self._unanswered = {}
+        self._hear(clock, self._number, ProgramState(**answer))
+        self._join_host()
+
+    def _report_together(self, host: HostReports, clock: float, due: bool, waits: bool) -> None:
+        try:
+            if due:
+                host.post(self._compose())
+                self._posted = clock if self._posted is None else self._posted
+            elif clock < self._next_look:
+                return
+            self._next_look = clock + timing.REPORTS_LOOK
+            period = timing.REPORT_PERIOD_AT_LIMIT if waits else timing.REPORT_PERIOD
+            answer = host.look(period)
+        except UnavailableError:
+            self._miss()
+            return
+        except OSError:  # no space
+            self._report(clock)
+            return
+        if answer is not None and answer.number > self._answered:
+            self._hear(clock, answer.number, _state_of(answer))
+        elif self._posted is not None and clock > self._posted + timing.SHARED_PARAMS:
+            self._report(clock)  # the one that sends hangs
+
+    def _join_host(self) -> None:
+        """Reports together with the other nodes of this host from now on, if the answer says so."""
+        name = self._state.together
+        if not name or self._host is not None or is_learner(self._node):
+            return
+        with contextlib.suppress(OSError):  # then this node reports by itself
+            here = address_towards(self._coordinator.host)
+            self._host = HostReports(f"{name}-{here}", self._node, self._coordinator.report_all)
+
+    def _miss(self) -> None:
+        """Counts an attempt that got no answer."""
+        # The clock is read again because the call itself may have waited. An attempt that
+        # lasted longer than calls may last shows that this process was stopped meanwhile.
+        now = time.monotonic()
+        self._silent_seconds += min(now - self._last_attempt, timing.ATTEMPT)
+        self._last_attempt = now
+        starting = self.began is None and not self.incarnation
+        if self._silent_seconds > (timing.START if starting else self._patience):
+            self._lost, self._state = True, self._state._replace(phase=OVER)
+
+    def _hear(self, clock: float, number: int, state: ProgramState) -> None:
+        """Takes the answer to the report of this number."""
+        if number >= self._first_number:
+            self._unanswered = {}
+        self._answered = number
+        self._posted = None if number == self._number else clock
         self._silent_seconds, self._last_attempt = 0.0, clock
         self.began = clock if self.began is None else self.began
-        self._state = ProgramState(**answer)
+        self._state = state
+
+
+def _state_of(answer: HostAnswer) -> ProgramState:
+    state = ProgramState(**answer.state)
+    replaced = answer.granted < 0
+    return state._replace(granted=answer.granted, phase=OVER if replaced else state.phase)
 
 
 def is_learner(node: str) -> bool:
@@ -408,6 +499,13 @@ def check_end() -> None:
     client: CoordinatorClient | None = getattr(_thread, "client", None)
     if client is not None:
         client.check_end()
+
+
+def close_client() -> None:
+    """Calls `CoordinatorClient.close` of the client of this thread, if there is one."""
+    client: CoordinatorClient | None = getattr(_thread, "client", None)
+    if client is not None:
+        client.close()
 
 
 def ran_seconds() -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from rlstack.programs.program.base import (
     is_learner,
 )
 from rlstack.programs.program.heartbeat import Silences
+from rlstack.programs.program.host import Report
 from rlstack.programs.program.multi_policy.policies import Policies
 from rlstack.programs.session import timing
 from rlstack.programs.session.callbacks import EventLog, Events
@@ -40,9 +42,20 @@ from rlstack.programs.session.periodic import PeriodicActions
 from rlstack.programs.session.profiling.rates import FrameRates
 from rlstack.programs.session.progress import Progress, open_logs
 from rlstack.programs.session.run_dir import RunDir
-from rlstack.rpc import remote
+from rlstack.rpc import codec, remote
 from rlstack.specs.masks import COUNTER
 from rlstack.storage.loggers import Fanout, Logger, NewestLogs
+
+_ENV_COUNTS = ("restarts", COUNTER)
+# With fewer actors each node reports by itself, which is sooner and costs the coordinator little.
+TOGETHER = 32
+
+
+def _reports_together(experiment: Experiment) -> bool:
+    """Whether the nodes of each host report together."""
+    program = experiment.program
+    alone = program.launch == "threads" or program.pacing == "lock_step"
+    return program.num_actors >= TOGETHER and not alone
 
 
 class Coordinator:
@@ -84,9 +97,11 @@ class Coordinator:
             earlier=directory.metrics,
             events=Events(self._events.send, self._position) if listens else None,
         )
-        self._state = ProgramState(env_frames=start.env_frames, learners={})
+        together = secrets.token_hex(8) if _reports_together(experiment) else ""
+        self._state = ProgramState(env_frames=start.env_frames, learners={}, together=together)
         self._policies = Policies(experiment)
-        self._budget = FrameBudget(experiment.all_frames, self._policies.unroll)
+        ahead = 4 if together else 2  # reports wait for others of their host, and so do answers
+        self._budget = FrameBudget(experiment.all_frames, self._policies.unroll, ahead)
         self._learner_steps = dict.fromkeys(self._policies.learners, 0)
         self._rates = FrameRates()
         self._lost_frames = 0.0
@@ -107,6 +122,7 @@ class Coordinator:
         gauges: Mapping[str, float],
         logs: Mapping[str, Any],
         batch: int,
+        number: int = 0,
     ) -> dict[str, Any]:
         """Processes a node's report, and returns the fields of the `ProgramState`.
 
@@ -119,45 +135,83 @@ class Coordinator:
           gauges: current values, logged as means over the nodes that report them.
           logs: values to average, each a list of numbers.
           batch: the number of these logs, from 1. A node that got no answer sends them again.
+          number: the number of the report, from 1; a late one counts for nothing. 0 if no report
+            can be late.
         """
         with self._lock:
-            self._silences.hear(node)
-            known = self._nodes.setdefault(node, NodeStatus(incarnation))
-            if incarnation < known.incarnation:  # replaced, but perhaps still running
-                return self._state._replace(phase=OVER)._asdict()
-            if incarnation > known.incarnation:
-                self._lost_frames += self._frames_lost_with(node, known)
-                known.batch = 0
-            before = known.counts if incarnation == known.incarnation else {}
-            if "env_frames" in counts:
-                self._add_frames(node, int(counts["env_frames"] - before.get("env_frames", 0)))
-            self._policies.add_frames(counts, before)
-            for name in ("restarts", COUNTER):
-                if more := int(counts.get(f"env_{name}", 0) - before.get(f"env_{name}", 0)):
-                    self._env_counts[name] = self._env_counts.get(name, 0) + more
-            if "learner_steps" in counts:
-                self._learner_steps[self._policies.learner_of(node)] = int(counts["learner_steps"])
-            known.incarnation, known.pid, known.seen = incarnation, pid, time.monotonic()
-            known.counts, known.gauges = counts, gauges
-            if batch > known.batch:  # else they have arrived, although the answer was lost
-                known.batch = batch
-                self._periodic.log({name: np.asarray(values) for name, values in logs.items()})
-            if self._state.phase == RUNNING:
-                with self._own_failures():
-                    self._periodic.tick(self._state.env_frames, self._program_logs)
-                self._end_if_due()
-            known.left = self._state.phase == OVER or "ended" in counts
+            report = Report(node, incarnation, pid, counts, gauges, logs, batch, number)
+            granted = self._take(report)
+            state = self._answer()
+            if granted < 0:
+                return state._replace(phase=OVER)._asdict()
+            return state._replace(granted=granted)._asdict()
+
+    @remote(idempotent=True)
+    def report_all(self, reports: Sequence[bytes]) -> tuple[dict[str, Any], list[int]]:
+        """Processes the reports of several nodes, as those of one host.
+
+        Args:
+          reports: the encoded arguments of `report`, with ``number``.
+
+        Returns:
+          The fields of the `ProgramState`, and the frames granted to each of these nodes; -1 for a
+          node that was replaced, for which the program is over.
+        """
+        made = [Report(*codec.decode(report)) for report in reports]
+        with self._lock:
+            granted = [self._take(report) for report in made]
+            return self._answer()._asdict(), granted
+
+    def _take(self, report: Report) -> int:
+        """Processes a report; returns the frames granted, -1 if the node was replaced."""
+        node, incarnation, pid, counts, gauges, logs, batch, number = report
+        self._silences.hear(node)
+        known = self._nodes.get(node)
+        if known is None:
+            known = self._nodes[node] = NodeStatus(incarnation)
+        if incarnation < known.incarnation:  # replaced, but perhaps still running
+            return -1
+        before = known.counts
+        if incarnation > known.incarnation:
+            self._lost_frames += self._frames_lost_with(node, known)
+            known.incarnation, known.batch, known.number, before = incarnation, 0, 0, {}
+        elif 0 < number <= known.number:  # it has arrived, or a later one has
+            return known.granted
+        if "env_frames" in counts:
+            self._add_frames(node, int(counts["env_frames"] - before.get("env_frames", 0)))
+        self._policies.add_frames(counts, before)
+        for name in _ENV_COUNTS:
+            if more := int(counts.get(f"env_{name}", 0) - before.get(f"env_{name}", 0)):
+                self._env_counts[name] = self._env_counts.get(name, 0) + more
+        if "learner_steps" in counts:
+            self._learner_steps[self._policies.learner_of(node)] = int(counts["learner_steps"])
+        known.pid, known.seen, known.number = pid, time.monotonic(), number
+        known.counts, known.gauges = counts, gauges
+        if batch > known.batch:  # else they have arrived, although the answer was lost
+            known.batch = batch
+            self._periodic.log({name: np.asarray(values) for name, values in logs.items()})
+        if self._state.phase == RUNNING:
+            with self._own_failures():
+                self._periodic.tick(self._state.env_frames, self._program_logs)
+            self._end_if_due()
+        self._note_left(known, left=self._state.phase == OVER or "ended" in counts)
+        made = int(counts.get("env_frames", -1))
+        acts = made >= 0 and not is_learner(node)  # a learner counts frames of data
+        total = self._state.env_frames
+        known.granted = self._budget.grant(node, made, total, known.seen) if acts else 0
+        return known.granted
+
+    def _note_left(self, node: NodeStatus, *, left: bool) -> None:
+        if left != node.left:
+            node.left = left
             self._changed.notify_all()
-            made, total = int(counts.get("env_frames", -1)), self._state.env_frames
-            acts = made >= 0 and not is_learner(node)  # a learner counts frames of data
-            granted = 0 if not acts else self._budget.grant(node, made, total, known.seen)
-            progress = self._periodic.progress(total)
-            there = self._policies.present(self._nodes, self._silences)
-            waits = self._position()[1] < self._experiment.offline_updates
-            answer = self._state._replace(
-                granted=granted, learners=there, learns_from_data=waits, **progress._asdict()
-            )
-            return answer._asdict()
+
+    def _answer(self) -> ProgramState:
+        """Returns the answer to a report, but for the frames granted."""
+        there = self._policies.present(self._nodes, self._silences)
+        waits = self._position()[1] < self._experiment.offline_updates
+        progress = self._periodic.progress(self._state.env_frames)
+        return self._state._replace(learners=there, learns_from_data=waits, **progress._asdict())
 
     @remote(idempotent=True)
     def newest_version(self, learner: str) -> int:

@@ -63,7 +63,13 @@ def _any_timestep(setup: Setup, num_envs: int) -> TimeStep:
 
 
 class InferenceNode:
-    """An InferenceService for the actors whose rank, modulo the services, is its index."""
+    """An InferenceService for the actors whose rank, modulo the services, is its index.
+
+    Attributes:
+      address: where other nodes reach this one; "" until it serves.
+    """
+
+    address = ""
 
     def __init__(
         self,
@@ -113,8 +119,8 @@ class InferenceNode:
             compiling = in_thread(_compile, inferencer, [_any_timestep(setup, n) for n in sizes])
         with self._program.phase("waiting for the learner"):
             self._program.wait_for(learner.replay_name)
-        self._params, self._close_params = pull_params(setup, learner)
-        source.get_params = self._params.get_params
+        self._pulled = pull_params(setup, learner, lambda: self.address)
+        source.get_params = self._pulled.source.get_params
         self._take_counts()
         # It was made, to compile, before the coordinator had told the frames of the run.
         inferencer.reset(np.ones(len(ids), bool))
@@ -164,7 +170,17 @@ class InferenceNode:
     @remote(idempotent=True)
     def has_newer_params(self, version: int, seconds: float) -> bool:
         """Waits until the next batch would use params newer than a version; see `ParamsPuller`."""
-        return isinstance(self._params, ParamsPuller) and self._params.has_newer(version, seconds)
+        params = self._pulled.source
+        return isinstance(params, ParamsPuller) and params.has_newer(version, seconds)
+
+    @remote(idempotent=True)
+    def share_params(self, newer_than: int, seconds: float) -> tuple[int, bytes] | None:
+        """Waits until this host has params newer than a version; returns them, or None.
+
+        Other hosts call it if the learner says so; see `ParamsTree`.
+        """
+        shared = self._pulled.shared
+        return None if shared is None else shared.wait(newer_than, seconds)
 
     def run(self) -> None:
         """Serves until the program is over."""
@@ -178,4 +194,4 @@ class InferenceNode:
         finally:
             self._profile.close()
             self._service.close()
-            self._close_params()
+            self._pulled.close()

@@ -28,6 +28,7 @@ from rlstack.programs.program.base import (
 )
 from rlstack.programs.program.heartbeat import Heartbeat
 from rlstack.programs.program.lock_step import LockStepBarrier
+from rlstack.programs.program.params import ParamsTree
 from rlstack.programs.program.replay import program_replay
 from rlstack.programs.program.replay_sides import ProgramReplay, SavedReplay
 from rlstack.programs.session import origin, timing
@@ -85,6 +86,7 @@ class LearnerNode:
         self._publisher = ParamsPublisher(
             self._learner, lambda params: codec.encode(on_host(params))
         )
+        self._hosts = ParamsTree()
         self._publication = secrets.token_hex(8)
         self._updated = threading.Condition()  # notified after each update
         self._first_update = contextlib.ExitStack()  # ends the line that explains the wait for it
@@ -128,11 +130,30 @@ class LearnerNode:
         return self._publication
 
     @remote(idempotent=True)
-    def next_params(self, newer_than: int, seconds: float) -> tuple[int, bytes] | None:
-        """Returns newer params like `get_params`, but waits up to `seconds` until there are any."""
+    def next_params(
+        self, newer_than: int, seconds: float, host: str = "", address: str = "", lost: str = ""
+    ) -> tuple[int, bytes | str] | None:
+        """Returns newer params like `get_params`, but waits up to `seconds` until there are any.
+
+        Args:
+          newer_than: the version that the caller has.
+          seconds: the longest wait.
+          host: the caller's host, if it may get them from another host.
+          address: where other hosts may get them from the caller then; "" for nowhere.
+          lost: the address of a host that did not answer the caller.
+
+        Returns:
+          The version, and the encoded params or the address of a host that has them soon.
+        """
         with self._updated:
             self._updated.wait_for(lambda: self._learner.version > newer_than, seconds)
-        return self._publisher.get(newer_than)
+        found = self._publisher.get(newer_than)
+        if lost:
+            self._hosts.avoid(lost)
+        if found is None or not host:
+            return found
+        version, params = found
+        return version, self._hosts.source_of(version, len(params), host, address) or params
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
         """Passes on the logs of an update, and wakes actors that wait for it."""

@@ -4,33 +4,40 @@ Actors report a few times a second, and fast ones make thousands of frames in be
 may make only the frames that it was granted before it reports again. A grant is at most half of
 what is left, so grants shrink towards the end, down to one unroll. Far from the end a grant is
 twice what the actor made since its last report, so actors report no more often than without grants.
+The time that a grant takes does not depend on the number of actors.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import NamedTuple
 
 _SILENT = 2.0  # seconds after which a grant is not waited for; a live actor has reported by then
 
 
 class _Grant(NamedTuple):
-    made: int  # frames of the actor at its last report
-    until: int  # frames that it may have made at its next report
+    size: int  # frames that the actor may make until its next report
     when: float
 
 
 class FrameBudget:
     """The grants of one program. At its end each actor is at most one unroll over the budget."""
 
-    def __init__(self, frames: int, unroll: int) -> None:
+    def __init__(self, frames: int, unroll: int, ahead: int = 2) -> None:
         """Starts without grants.
 
         Args:
           frames: the budget of the program.
           unroll: frames of one unroll of all environments of an actor, the smallest grant.
+          ahead: periods of reports for which a grant far from the end lasts; more if reports and
+            answers are delayed.
         """
-        self._frames, self._unroll = frames, unroll
-        self._grants: dict[str, _Grant] = {}
+        self._frames, self._unroll, self._ahead = frames, unroll, ahead
+        self._made: dict[str, int] = {}  # frames of each actor at its last report
+        # Those that are waited for, the oldest first, the sum of their sizes, and how many of them
+        # are larger than an unroll.
+        self._grants: OrderedDict[str, _Grant] = OrderedDict()
+        self._granted = self._large = 0
 
     def grant(self, actor: str, made: int, total: int, now: float) -> int:
         """Returns the frames that an actor may have made when it reports again.
@@ -44,18 +51,25 @@ class FrameBudget:
           total: frames that the program has made.
           now: the time of a monotonic clock, in seconds.
         """
-        last = self._grants.get(actor)
-        since = made - last.made if last is not None and made >= last.made else made
-        others = [
-            grant.until - grant.made
-            for name, grant in self._grants.items()
-            if name != actor and now - grant.when < _SILENT
-        ]
-        free = self._frames - total - sum(others)
+        last = self._made.get(actor, 0)
+        since = made - last if made >= last else made
+        self._forget(actor)
+        while self._grants and next(iter(self._grants.values())).when <= now - _SILENT:
+            self._forget(next(iter(self._grants)))
+        free = self._frames - total - self._granted
         size = self._unroll
         if free > 0:
-            size = max(size, min(2 * since, free // 2))
-        elif max(others, default=0) > self._unroll:
+            size = max(size, min(self._ahead * since, free // 2))
+        elif self._large:
             size = 0
-        self._grants[actor] = _Grant(made, made + size, now)
+        self._made[actor] = made
+        self._grants[actor] = _Grant(size, now)
+        self._granted += size
+        self._large += size > self._unroll
         return made + size
+
+    def _forget(self, actor: str) -> None:
+        grant = self._grants.pop(actor, None)
+        if grant is not None:
+            self._granted -= grant.size
+            self._large -= grant.size > self._unroll

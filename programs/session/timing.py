@@ -13,6 +13,11 @@ from typing import NamedTuple
 
 # Between two reports of a node. Nodes follow the coordinator with about this delay.
 REPORT_PERIOD = 0.2
+# The same for nodes that report together, while one of them waits for a grant of frames: a run's
+# end takes several reports of each. Alone, a node that waits reports with BUDGET_POLL.
+REPORT_PERIOD_AT_LIMIT = 0.05
+# Between two looks of a node for the answer, where the nodes of a host report together.
+REPORTS_LOOK = 0.02
 # Between two checks of a loop that only waits for the next phase; below the period of reports, so
 # that no report is late.
 PHASE_POLL = 0.1
@@ -81,8 +86,16 @@ NEXT_PARAMS = 2.0
 # Processes of one host share params: one asks the learner, for the time of a call, and the others
 # look again after this pause...
 SHARED_PARAMS_LOOK = 0.005
-# ...and ask themselves if the one has not answered for this long, because it was stopped.
+# ...and ask themselves if the one has not answered for this long, because it was stopped. Nodes
+# that report together do so too.
 SHARED_PARAMS = 12.0
+# A host that gets params from another host waits this long until that one has them, then it asks
+# the learner...
+PARAMS_SHARE = 1.0
+# ...as it does when that host does not answer. The call takes longer than the wait, because the
+# params may be large. The learner then names the other host to nobody for a while.
+PARAMS_SHARE_CALL = 4.0
+PARAMS_AVOID = 60.0
 # Pulls of params may fail for this long before acting fails. A learner that has failed ends the
 # program much sooner, and a learner that compiles or saves may delay a pull.
 PARAMS_PULL = 30.0
@@ -176,8 +189,10 @@ STORE_READ = 2.0
 STORE_LIST = 15.0
 
 assert PHASE_POLL < REPORT_PERIOD
+assert REPORTS_LOOK < REPORT_PERIOD_AT_LIMIT < REPORT_PERIOD
 assert 4 * REPORT_PERIOD < COORDINATOR_LINGER < COORDINATOR_LOST
 assert ROUND_WAIT <= REPORT_PERIOD and NEXT_PARAMS < SHARED_PARAMS < PARAMS_PULL
+assert PARAMS_SHARE < PARAMS_SHARE_CALL and NEXT_PARAMS + PARAMS_SHARE_CALL < SHARED_PARAMS
 assert REPORT_PERIOD < SHOWN_AS_SILENT < COORDINATOR_LOST
 # A node takes another for lost after several attempts, and the learner has time to save.
 assert 2 * ATTEMPT < COORDINATOR_LOST < COORDINATOR_LOST_TO_OTHERS - GRACE_TO_SAVE

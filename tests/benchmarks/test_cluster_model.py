@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import coordinator, learner_group
-from benchmarks.cluster_model import Cluster, Costs, coordinator_load, limits, table
+from benchmarks.cluster_model import Cluster, Costs, asked_load, coordinator_load, limits, table
 
 ROOT = Path(__file__).resolve().parents[2]
 COSTS = Costs(
@@ -59,10 +59,13 @@ def test_several_learners_by_hand():
     # With a small network each of them makes the whole update.
     whole = limits(costs._replace(divided=False), four)["learner"]
     assert whole == pytest.approx(1 / (5e-6 + 2.4e-6 + 1.5e3 / 125e6))
-    # 64 hosts fetch 1,000 bytes a frame; a quarter of them from each of four, which also send
-    # 1.5 MB of an update to one another.
+    # 64 hosts fetch 1,000 bytes a frame, 33 of them from the learner (1 MB in 32 MiB) and 31 from
+    # other hosts, which also answer 50 bytes a frame; a quarter of them from each of four, which
+    # also send 1.5 MB of an update to one another.
     slow = {"params_interval": 1e-6}
-    assert limits(costs, one._replace(**slow))["link learner->"] == pytest.approx(125e6 / 64e3)
+    alone = limits(costs, one._replace(**slow))
+    assert alone["link learner->"] == pytest.approx(125e6 / 33e3)
+    assert alone["link services->"] == pytest.approx(64 * 125e6 / (50 + 31e3))
     reached = limits(costs, four._replace(**slow))["link learner->"]
     assert reached == pytest.approx(125e6 / (16e3 + 1.5e3))
     # Services of one host share what it fetches.
@@ -80,6 +83,16 @@ def test_the_coordinator_limits_the_number_of_nodes():
     assert "10000 actors, 64 learners" in shown
     assert "and the coordinator (556%), whose nodes report late" in shown
     assert "coordinator 55%" in shown
+
+
+def test_the_reports_of_a_host_cost_a_call_and_something_for_each():
+    costs = COSTS._replace(report=1e-4, call=8e-5, together=1e-5)
+    # 63 hosts of 16 actors and 100 of a service; the learner, its replay and the evaluator alone.
+    many = Cluster(actors=1000, actors_per_service=10)
+    assert coordinator_load(costs, many) == pytest.approx(5 * (3e-4 + 163 * 8e-5 + 1100e-5))
+    assert coordinator_load(costs, Cluster(actors=31)) == pytest.approx(5 * (31 + 4 + 3) * 1e-4)
+    assert asked_load(costs, many) == pytest.approx(100 / 0.02 * 8e-5)
+    assert "learner asked for params 40%" in table(costs, [many])
 
 
 def test_the_first_saturated_resource_is_named():
@@ -128,7 +141,9 @@ def test_costs_are_measured():
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_report_and_the_exchange_of_two_learners_are_measured():
-    assert 1e-6 < coordinator.measure("auto", reports=200) < 1e-2
+    found = coordinator.measure("auto", reports=400)
+    assert 1e-6 < found.report < 1e-2 and 1e-6 < found.call < 1e-2
+    assert 1e-6 < found.together < found.report / 2
     found = learner_group.measure("cartpole-ppo", 2, 0.5)
     assert 0 < found.agreement < 1 and found.lone > 0 and found.joint > 0
     assert found.added == pytest.approx(max(0.0, found.joint - found.lone))

@@ -231,7 +231,9 @@ def _has_launched(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _sweep() -> None:
-    """Removes blocks of shared memory that killed nodes left behind."""
+    """Removes blocks and folders of shared memory that killed nodes left behind."""
+    from rlstack.programs.program import host
     from rlstack.replay.shared_memory import block
 
     block.sweep()
+    host.sweep()

@@ -70,22 +70,29 @@ def run_node(program: Program, name: str, stop: threading.Event) -> None:
     Raises:
       EndedEarlyError: nobody has told the node to end.
     """
-    node = program.named(name)
+    try:
+        _run(program, program.named(name), stop)
+        base.check_end()
+    finally:
+        base.close_client()
+
+
+def _run(program: Program, node: Node, stop: threading.Event) -> None:
     with contextlib.suppress(StoppedError):  # the program ended while the node started
         # Elsewhere a node that waits for one that has failed is killed with its process.
         in_thread = program.setup.experiment.program.launch == "threads"
         client_of = functools.partial(_client, program, stop if in_thread else None)
         args = [with_clients(a, client_of) for a in node.args]
         if node.kind == "server":
-            args.append(_listen_on(program, name))
+            args.append(_listen_on(program, node.name))
         instance: Any = node.cls(*args, stop)
         if node.kind != "service":
             instance.run()
         else:
-            port, address = _listen_on(program, name)
+            port, address = _listen_on(program, node.name)
             with serve(instance, port=port, bind_address=address):
+                instance.address = program.addresses[node.name]
                 instance.run()
-    base.check_end()
 
 
 def _client(program: Program, stop: threading.Event | None, handle: Handle) -> Any:

@@ -88,9 +88,11 @@ class JointLearnerNode:
         return self._learners[policy].get_params(newer_than)
 
     @remote(idempotent=True)
-    def next_params(self, policy: str, newer_than: int, seconds: float) -> tuple[int, bytes] | None:
+    def next_params(
+        self, policy: str, newer_than: int, seconds: float, *place: str
+    ) -> tuple[int, bytes | str] | None:
         """See `LearnerNode.next_params`."""
-        return self._learners[policy].next_params(newer_than, seconds)
+        return self._learners[policy].next_params(newer_than, seconds, *place)
 
     @remote(idempotent=True)
     def publication(self, policy: str) -> str:

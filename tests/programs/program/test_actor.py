@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 
 from rlstack.acting.inferencer import Inferencer
+from rlstack.agents.ppo import PPO
 from rlstack.exploration import RunCounts
+from rlstack.programs.build.environments import make_env
 from rlstack.programs.config.env_config import EnvConfig
 from rlstack.programs.config.presets import preset
 from rlstack.programs.program import actor, inference
 from rlstack.programs.program.actor import EnvGauges, env_seed
 from rlstack.programs.program.base import ProgramState, Setup
 from rlstack.programs.run import train
+from rlstack.programs.session.run_dir import RunDir
 from rlstack.storage import checkpoint
 from tests.programs.running import TOPOLOGIES, dqn, failures, nothing_left, run
 
@@ -178,3 +181,18 @@ def test_an_actor_that_is_started_again_explores_from_the_frames_of_the_run_on(
     # It failed after 150 steps of each environment; its last report may be some steps older.
     assert (begun == 0).all() and (steps > 50).all() and (steps <= 150).all()
     assert (episodes >= 4).all() and (episodes <= 15).all()
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_an_actor_that_asks_a_service_traces_no_params(tmp_path, monkeypatch, asks):
+    """They take most of an actor's start, and no message that it gets has some."""
+    traced = []
+    with make_env(EXPERIMENT.env, 0) as env:
+        spec = env.spec
+    setup = Setup(EXPERIMENT, RunDir(tmp_path), spec)
+    assert setup.step is not None  # cached, as in a program's nodes
+    initial = PPO.initial_params
+    monkeypatch.setattr(PPO, "initial_params", lambda *args: traced.append(1) or initial(*args))
+    service = object() if asks else None
+    actor.LearningPart(setup, 0, object(), object(), service, Reporting())
+    assert bool(traced) == (not asks)

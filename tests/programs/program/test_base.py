@@ -32,7 +32,7 @@ class Far:
         self.sent = []  # also what got no answer
         self._clock, self._patience = clock, patience
 
-    def report(self, node, incarnation, pid, counts, gauges, logs, batch):
+    def report(self, node, incarnation, pid, counts, gauges, logs, batch, number):
         self.sent.append((logs, batch))
         if self.away:
             self._clock.now += self._patience  # the time that a call takes to reach its deadline

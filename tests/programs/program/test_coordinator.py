@@ -181,7 +181,7 @@ def test_frames_go_on_from_those_of_the_run_that_is_resumed(tmp_path):
     assert answer.pop("train_seconds") > 0
     assert answer == {
         "phase": RUNNING, "env_frames": 600, "checkpoints": 0, "evaluations": 0, "timed_frames": 0,
-        "episodes": 0, "granted": 256, "learners": {}, "learns_from_data": False,
+        "episodes": 0, "granted": 256, "learners": {}, "learns_from_data": False, "together": "",
     }  # fmt: skip
     assert desk.report(env_frames=399)["phase"] == RUNNING
     assert desk.report(env_frames=400)["phase"] == SAVING

@@ -66,9 +66,12 @@ class _ProgramNode:
         node_process.run_to_end(self._run_once, lp.stop_event())
 
     def _run_once(self) -> None:
-        with contextlib.suppress(StoppedError):  # the program ended while the node started
-            super().run()  # type: ignore[misc]
-        base.check_end()
+        try:
+            with contextlib.suppress(StoppedError):  # the program ended while the node started
+                super().run()  # type: ignore[misc]
+            base.check_end()
+        finally:
+            base.close_client()
 
     @staticmethod
     def to_executables(nodes: Sequence[Any], label: str, launch_context: Any) -> list[Any]:
