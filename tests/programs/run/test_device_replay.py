@@ -21,7 +21,7 @@ from rlstack.programs.run.host import HostLoop
 from rlstack.replay import ReplayConfig
 from tests.fused.cases import mixed
 from tests.fused.test_fused_run import dqn, run
-from tests.programs.running import nothing_left, params, same, series
+from tests.programs.running import nothing_left, params, same, series, with_recorded
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -49,11 +49,16 @@ def r2d2(**changes):
 
 @pytest.mark.slow
 @pytest.mark.chosen
-@pytest.mark.parametrize("make", [dqn, r2d2])
+@pytest.mark.parametrize("make", [dqn, r2d2, "dqn with demonstrations"])
 def test_a_run_equals_the_compiled_loop_bit_for_bit(make, tmp_path):
-    fused = run(make(updates=40), tmp_path / "fused")
+    if isinstance(make, str):
+        experiment = with_recorded(dqn(updates=40), tmp_path / "data", always=True)
+        assert experiment.replay.demonstrations
+    else:
+        experiment = make(updates=40)
+    fused = run(experiment, tmp_path / "fused")
     with nothing_left():
-        ours = run(on_device(make(updates=40)), tmp_path / "ours")
+        ours = run(on_device(experiment), tmp_path / "ours")
     assert (ours.env_frames, ours.learner_steps) == (fused.env_frames, 40)
     assert same(params(tmp_path / "ours"), params(tmp_path / "fused"))
     for name in ("learner/loss", "replay/size", "replay/samples"):
