@@ -26,7 +26,7 @@ from rlstack.agent import Agent
 from rlstack.configs.acting import InferencerConfig
 from rlstack.exploration import Counts, RunCounts, with_env_ids, with_run_counts
 from rlstack.rpc import Node, Remote, Stop, client_of
-from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep
+from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep, merge_leading_dims
 
 if TYPE_CHECKING:
     from rlstack.acting.inference_service import InferenceService
@@ -322,7 +322,7 @@ def _acting_functions(agent: Agent, packing: Packing, rows_each: int) -> tuple[A
             lambda x: x.reshape((len(rng_keys), -1, *x.shape[1:])), (state, timestep)
         )
         keys, *found = jax.vmap(act_once, (0, None, 0, 0))(rng_keys, params, *divided)
-        state, made = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), found)
+        state, made = merge_leading_dims(found)
         return keys, state, made
 
     step = act_for_each if rows_each else act_once
