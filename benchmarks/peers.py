@@ -284,6 +284,7 @@ def main() -> None:
             continue
         result.add(setting.name, comparison, {})
         result.medians[setting.name] |= seconds
+        print(f"{setting.name}: {comparison.ratio:.2f}", flush=True)
     print(result.table(TARGET))
     print(result.line())
 
