@@ -129,6 +129,7 @@ _WITH_ENVPOOL = (
     "heavy_env_half",
     "layouts",
     "actors",
+    "actors_shared",
     "actors_without_cuda_graphs",
     "light_env",
 )
@@ -150,6 +151,7 @@ _KINDS: dict[str, Callable[[str, bool], Found]] = {
     "heavy_env_half": functools.partial(many, topology="heavy_env", share=0.5),
     "layouts": layouts,
     "actors": actors,
+    "actors_shared": functools.partial(actors, acting="shared"),
     "actors_without_cuda_graphs": actors,  # `parts` has the flag
     "light_env": functools.partial(many, topology="light_env"),
     "service": service.latency,

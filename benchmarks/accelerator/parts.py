@@ -46,7 +46,7 @@ MORE = (
     *(Part(kind, "pong-gpu-ppo", 45) for kind in ("single_process", "heavy_env", "light_env")),
     Part("heavy_env", "pong-gpu-impala", 45),
     *(Part("layouts", name, 140, limit=250) for name in _PONG),
-    *(Part("actors", name, 100, limit=200) for name in _PONG),
+    *(Part(kind, name, 100, limit=200) for kind in ("actors", "actors_shared") for name in _PONG),
     *(
         Part("actors_without_cuda_graphs", name, 100, 200, "--xla_gpu_enable_command_buffer=")
         for name in _PONG

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -25,11 +25,17 @@ from rlstack.programs.run import train
 Found = dict[str, Any]
 
 
-def actors(name: str, quick: bool) -> Found:
-    """Steps per second of heavy_env with several numbers of actors, and how long a call takes."""
+def actors(name: str, quick: bool, acting: Literal["own", "shared"] = "own") -> Found:
+    """Steps per second of heavy_env with several numbers of actors, and how long a call takes.
+
+    Each acts for itself, or one thread acts for all.
+    """
     found: Found = {"frames_per_second": {}, "inference_ms": {}}
-    for number in (2,) if quick else (2, 3, 4):
+    numbers = (2, 3, 4) if acting == "own" else (2, 4, 8)
+    for number in numbers[:1] if quick else numbers:
         chosen = in_topology(experiment_of(name), "heavy_env", actors=number)
+        program = dataclasses.replace(chosen.program, acting=acting)
+        chosen = dataclasses.replace(chosen, program=program)
         with _timed_calls() as seconds:
             run = trained(chosen, 0.5 if quick else 12)
         found["num_envs"] = run["num_envs"]

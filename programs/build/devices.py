@@ -18,6 +18,7 @@ _FREE = (
     "import jax; s = jax.local_devices()[{}].memory_stats() or dict(); "
     "print(s['bytes_limit'] - s['bytes_in_use'] if 'bytes_limit' in s else -1)"
 )
+MOST_ACTING = 2  # threads that act on a GPU before CUDA graphs, or several threads, cost too much
 _PATIENCE = 120.0  # seconds until JAX must have found its devices
 
 
@@ -30,8 +31,9 @@ def check_devices(experiment: Experiment) -> str:
       What learns and acts where, for ``--dry-run``.
 
     Raises:
-      ValueError: a device does not exist.
+      ValueError: a device does not exist, or actors cannot share a thread that acts.
     """
+    acting_of(experiment)
     named = _named(experiment)
     if not any(named.values()):
         return "JAX's default device"
@@ -57,7 +59,7 @@ def check_free(experiment: Experiment, num_bytes: int) -> None:
       ValueError: less is free.
     """
     free = available_memory()
-    if importlib.metadata.entry_points(group="jax_plugins"):
+    if _has_accelerator():
         (index,) = experiment.learner.devices[:1] or (0,)
         found = int(_asked(_FREE.format(index)))
         free = free if found < 0 else found
@@ -91,6 +93,54 @@ def actor_device(experiment: Experiment, rank: int) -> jax.Device | None:
     if chosen:
         return _one_of(chosen, rank, "inferencer.devices")
     return None if jax.default_backend() == "cpu" else jax.local_devices(backend="cpu")[0]
+
+
+def acting_of(experiment: Experiment) -> tuple[bool, str]:
+    """Returns whether actors in threads share one that acts for each device, and why.
+
+    Several threads that act make each call slower on a GPU: XLA changes the CUDA graph of a call
+    when its arrays have other addresses. On a CPU, actors that act by themselves are faster
+    (docs/devices.md). In lock-step they also are what a run is equal to bit for bit.
+
+    Raises:
+      ValueError: ``program.acting`` is shared, and cannot be.
+    """
+    program = experiment.program
+    fits = experiment.topology == "heavy_env" and program.launch == "threads"
+    if program.acting == "shared":
+        for holds, rule in (
+            (fits, "with topology heavy_env and launch threads; light_env shares in any other"),
+            (not experiment.env.wait_num, "with env.wait_num 0: requests have equal sizes"),
+            (not experiment.policies, "without policies, each of which acts by itself"),
+        ):
+            if not holds:
+                raise ValueError(
+                    f"Experiment: program.acting may be shared only {rule}. Use --program.acting "
+                    "own."
+                )
+    if program.acting != "auto":
+        return program.acting == "shared", "as program.acting says"
+    if not (experiment.inferencer.devices and _has_accelerator()):
+        return False, "which is the fastest on a CPU (program.acting)"
+    if program.num_actors <= MOST_ACTING:
+        return False, "which is the fastest on an accelerator for so few (program.acting)"
+    if experiment.env.wait_num or experiment.policies:
+        return False, "because only batches of equal sizes are joined"
+    if program.pacing == "lock_step":
+        return False, "so that results in lock-step do not depend on the size of batches"
+    return fits, "which is the fastest on an accelerator for so many (program.acting)"
+
+
+def _has_accelerator() -> bool:
+    """Whether a plugin of JAX for one is installed; does not start JAX."""
+    return bool(importlib.metadata.entry_points(group="jax_plugins"))
+
+
+def num_services(experiment: Experiment) -> int:
+    """Returns the number of threads or nodes that act for the actors; 0 if each acts by itself."""
+    if acting_of(experiment)[0]:
+        return min(max(1, len(experiment.inferencer.devices)), experiment.program.num_actors)
+    return experiment.program.num_inferencers if experiment.layout.has_services else 0
 
 
 def service_device(experiment: Experiment, index: int) -> jax.Device | None:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import jax
 
+from rlstack.programs.build.devices import MOST_ACTING, acting_of
 from rlstack.programs.config.experiment import Experiment
 
 LEGACY_CPU_RUNTIME = "--xla_cpu_use_thunk_runtime=false"
 SINGLE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 POOL_SIZE = "PJRT_NPROC"  # threads of a CPU client; all cores by default
 NO_CUDA_GRAPHS = "--xla_gpu_enable_command_buffer="
-_MOST_ACTING = 2  # threads that act on a GPU before CUDA graphs cost more than they gain
 _LARGE = 2**20  # multiplications in a matrix product from which a compiled loop gains by threads
 
 _log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ def configure_runs(experiments: Sequence[Experiment]) -> None:
     one = experiments[0]
     single_thread = one.layout.is_compiled and suits_one_thread(experiments)
     configure(convolutions=not one.older_runtime, single_thread=single_thread)
-    if _acting_threads(one) > _MOST_ACTING:
+    if _acting_threads(one) > MOST_ACTING:
         _add_flag(NO_CUDA_GRAPHS)
     jax.devices()  # makes the client, which reads the variables
     tell_accelerator()
@@ -96,7 +96,8 @@ def _acting_threads(experiment: Experiment) -> int:
     """Returns how many threads of this process may act on an accelerator."""
     layout = experiment.layout
     acts = layout.has_nodes and not layout.has_services and experiment.inferencer.devices
-    return experiment.num_actors if acts and experiment.program.launch == "threads" else 0
+    own = experiment.program.launch == "threads" and not acting_of(experiment)[0]
+    return experiment.num_actors if acts and own else 0
 
 
 @functools.cache

@@ -42,8 +42,7 @@ class RayConfig(Checked):
     env_vars: dict[str, str] = dataclasses.field(default_factory=dict)
     """Environment variables of every node, as names and values."""
     ship_code: bool = False
-    """Whether to send rlstack, agents and programs to every host.
-    Otherwise they must be installed there, at the same path as here."""
+    """Whether to send the code to every host. Otherwise it must be there, at the same path."""
     lost_seconds: float = 30.0
     """Seconds without contact after which the nodes of a host are moved to other hosts."""
     place_seconds: float = 120.0
@@ -95,15 +94,17 @@ class ProgramConfig(Checked):
     all nodes start again from the last checkpoint, at most max_restarts times in a row (launch
     processes, launchpad and ray). An exception ends the run in any case."""
     launch: Literal["processes", "threads", "launchpad", "ray", "hosts"] = "processes"
-    """What runs the nodes. processes: one process each, on this machine.
-    threads: all nodes in this process, so that a debugger can stop in any of them.
-    launchpad: one process each, as nodes of a Launchpad program (CPython 3.10 only).
-    ray: the hosts of a Ray cluster, for the topology distributed only.
-    hosts: several hosts, on each of which this same command runs, for distributed only."""
+    """What runs the nodes. processes: one process each, on this machine. launchpad: the same, as
+    nodes of a Launchpad program (CPython 3.10 only). threads: all nodes in this process, so that a
+    debugger can stop in any of them. For the topology distributed only: ray, the hosts of a Ray
+    cluster, and hosts, several hosts on each of which this same command runs."""
     transport: Literal["auto", "direct", "zmq", "courier"] = "auto"
     """What carries calls between nodes. direct: nothing, for launch threads only; arrays are not
     copied. zmq: ZeroMQ, encrypted, for the nodes of this run only. courier: Launchpad's; neither.
     auto: direct with threads; else courier where it is installed, and zmq elsewhere."""
+    acting: Literal["auto", "own", "shared"] = "auto"
+    """Who acts in heavy_env with launch threads. own: each actor. shared: a thread for each of
+    inferencer.devices, for all that wait. auto: shared for more than two on an accelerator."""
     pacing: Literal["asynchronous", "lock_step"] = "asynchronous"
     """asynchronous: actors act while the learner learns.
     lock_step: actors wait for it, as in a single process, so that a run can be repeated exactly."""
@@ -114,10 +115,9 @@ class ProgramConfig(Checked):
     may restart before the program fails."""
     silence_seconds: float = 60.0
     """Seconds without a sign of life after which a node's process is killed (launch processes).
-    Actors, inference services and the evaluator are then restarted; other nodes end the program
-    (a learner with on_learner_loss restart does not).
-    A thread gives the signs, so a long computation is no silence unless it holds Python's lock.
-    0 for no limit, as under a debugger."""
+    Actors, inference services and the evaluator are then restarted, and a learner with
+    on_learner_loss restart; other nodes end the program. A thread gives the signs, so a long
+    computation is no silence unless it holds Python's lock. 0 for no limit, as in a debugger."""
     interface: str = ""
     """Network interface (such as eth0) or address at which servers listen; 0.0.0.0 or :: is all.
     By default loopback, or on several hosts the address by which the others know the host."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rlstack.acting.batches import padded_sizes
@@ -19,7 +20,7 @@ from rlstack.configs.acting import ServiceConfig
 from rlstack.exploration import RunCounts
 from rlstack.learning.update import in_thread
 from rlstack.programs.build.agent import make_agent
-from rlstack.programs.build.devices import service_device
+from rlstack.programs.build.devices import acting_of, actor_device, num_services, service_device
 from rlstack.programs.build.seeds import acting_key
 from rlstack.programs.program.base import OVER, RUNNING, CoordinatorClient, Setup
 from rlstack.programs.program.multi_policy.clients import learner_of
@@ -27,7 +28,7 @@ from rlstack.programs.program.params import pull_params
 from rlstack.programs.session import timing
 from rlstack.programs.session.profiling.profile import ACTING, SERVING, Profile
 from rlstack.rpc import RemoteObject, remote
-from rlstack.types import Params, TimeStep
+from rlstack.types import Params, PRNGKey, TimeStep
 
 
 class _LaterParams:
@@ -91,25 +92,23 @@ class InferenceNode:
         learner = learner_of(setup, learner)
         setup.configure_jax(single_thread=True)
         experiment, self._stop = setup.experiment, stop
+        self._setup, self._run_counts = setup, RunCounts()
         name = f"{setup.node('inferencer')}/{index}"
         self._program = CoordinatorClient(coordinator, name, stop, setup.prefix)
         agent = make_agent(experiment, setup.spec)
         setup.register_records(agent)
         program = experiment.program
-        ranks = range(index, program.num_actors, program.num_inferencers)
+        ranks = range(index, program.num_actors, num_services(experiment))
         ids = np.concatenate([experiment.env_ids(rank) for rank in ranks])
         # The numbers of each actor's environments within this service.
         here = np.arange(len(ids), dtype=np.int32).reshape(len(ranks), -1)
         self._env_ids = dict(zip(ranks, here, strict=True))
-        key = acting_key(setup.acting_seed, index, self._program.incarnation)
-        cfg = experiment.service
+        cfg, key, device = self._acting(index, ranks)
         waits_for_all = experiment.replay.min_actors in (0, program.num_actors)
         if program.pacing == "lock_step" and not experiment.env.wait_num and waits_for_all:
             # The order of requests must not matter, or a run could not be repeated.
             cfg = dataclasses.replace(cfg, lock_step=True)
-        device = service_device(experiment, index)
         source = _LaterParams()
-        self._setup, self._run_counts = setup, RunCounts()
         inferencer = Inferencer(
             cfg, agent, source, len(ids), key, ids, device, self._begun, setup.spec.extras
         )
@@ -126,11 +125,27 @@ class InferenceNode:
         inferencer.reset(np.ones(len(ids), bool))
         if compiling is not None:
             compiling.result()
-        self._service = InferenceService(cfg, inferencer)
+        self._service = InferenceService(cfg, inferencer, one_thread=acting_of(experiment)[0])
         name = f"inferencer/{index}"
         self._profile = Profile(setup.profiled, setup.directory, name, other=SERVING)
         self._profile.time(inferencer, inference=ACTING)
         self._program.gauges = self._service.stats
+
+    def _acting(self, index: int, ranks: range) -> tuple[ServiceConfig, PRNGKey, jax.Device | None]:
+        """Returns the service's config, the acting key or one for each actor, and the device."""
+        experiment, seed = self._setup.experiment, self._setup.acting_seed
+        incarnation, cfg = self._program.incarnation, experiment.service
+        if not acting_of(experiment)[0]:
+            return cfg, acting_key(seed, index, incarnation), service_device(experiment, index)
+        one = experiment.env.num_envs
+        cfg = dataclasses.replace(
+            cfg,
+            sync_interval=experiment.inferencer.sync_interval,
+            max_batch=one * len(ranks),
+            batch_sizes=(one,),
+        )
+        keys = [acting_key(seed, rank, incarnation) for rank in ranks]
+        return cfg, jnp.stack(keys), actor_device(experiment, index)
 
     def _begun(self) -> RunCounts:
         """Returns the counts with which new agent state begins."""

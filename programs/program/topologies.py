@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 
+from rlstack.programs.build.devices import num_services
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.program.actor import ActorNode
 from rlstack.programs.program.base import LEARNER, Setup
@@ -44,7 +45,7 @@ def graph_of(setup: Setup) -> Graph:
     services = {
         own.policy: inference_services(graph, own, learners[own.policy], coordinator)
         for own in setup.learning
-        if experiment.layout.has_services
+        if num_services(experiment)
     }
     for rank in range(experiment.program.num_actors):
         its = [
@@ -157,5 +158,5 @@ def inference_services(
             f"{name}/{index}", InferenceNode, setup, index, learners[index % len(learners)],
             coordinator, restartable=True,
         )
-        for index in range(setup.experiment.program.num_inferencers)
+        for index in range(num_services(setup.experiment))
     ]  # fmt: skip

@@ -38,7 +38,9 @@ class InferenceError(RuntimeError):
 class InferenceService:
     """Acts for many clients; safe to call from any number of threads."""
 
-    def __init__(self, cfg: ServiceConfig, inferencer: Servable) -> None:
+    def __init__(
+        self, cfg: ServiceConfig, inferencer: Servable, *, one_thread: bool = False
+    ) -> None:
         """Starts the threads that compute batches and that end overdue requests.
 
         Args:
@@ -46,6 +48,7 @@ class InferenceService:
           inferencer: the inferencer that acts; from now on only this service may use it. It calls
               its source of params between batches, so the source should return immediately
               (`rlstack.acting.params.ParamsPuller`).
+          one_thread: whether one thread computes all batches, and never that of a caller.
         """
         num_envs = inferencer.num_envs
         self._timeout = min(cfg.timeout_s, threading.TIMEOUT_MAX)
@@ -62,7 +65,7 @@ class InferenceService:
         self._joiner = BatchJoiner(sizes, num_envs)
         self._statistics = _Statistics(min(cfg.max_batch, num_envs))
         self._queue = RequestQueue(
-            num_envs, cfg.max_batch, cfg.max_wait_ms / 1e3, cfg.live_s, cfg.lock_step
+            num_envs, cfg.max_batch, cfg.max_wait_ms / 1e3, cfg.live_s, cfg.lock_step, one_thread
         )
         self._ended = threading.Event()
         self._worker = threading.Thread(target=self._work, name="inference", daemon=True)

@@ -1,11 +1,13 @@
-"""Packs several small arrays into one, so that they leave the device together.
+"""Packs several small arrays into one, so that they reach or leave the device together.
 
-Each result of a jitted call costs microseconds of its own, in the runtime and in the conversion to
-numpy. For a small network this is a large part of acting.
+Each argument and each result of a jitted call costs microseconds of its own, in the runtime and in
+the conversion from or to numpy, and on an accelerator a transfer. For a small network this is a
+large part of acting.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,6 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlstack.types import Array, PyTree
+
+# Bytes of the largest argument that is packed: to copy a larger one takes longer than a transfer.
+_LARGEST = 2**16
 
 
 class _Leaf(NamedTuple):
@@ -67,3 +72,51 @@ class Packing:
                 leaf = all_words[words].view(dtype)
                 leaves.append(leaf if leaf.shape == shape else leaf.reshape(shape))
         return structure.unflatten(leaves)
+
+
+class ArgumentLayout(NamedTuple):
+    """The layout of packed arguments. It is hashable: a static argument of `jax.jit`."""
+
+    structure: jax.tree_util.PyTreeDef
+    leaves: tuple[tuple[np.dtype, tuple[int, ...]], ...]
+
+    def unpack(self, packed: Sequence[Array]) -> PyTree:
+        """Returns the tree that was packed, in a function that JAX traces."""
+        arrays, leaves, end = list(packed), [], 0
+        sizes = [math.prod(shape) if _is_packed(x, shape) else 0 for x, shape in self.leaves]
+        words = arrays.pop(0) if any(sizes) else None
+        for (dtype, shape), size in zip(self.leaves, sizes, strict=True):
+            if words is None or not size:
+                leaves.append(arrays.pop(0))
+            else:
+                leaves.append(words[end : end + size].view(dtype).reshape(shape))
+                end += size
+        return self.structure.unflatten(leaves)
+
+
+def pack_arguments(tree: PyTree) -> tuple[ArgumentLayout, list[np.ndarray]]:
+    """Packs the arguments of a jitted function on the host; no bit changes.
+
+    Leaves of 32 bits become one array of words. Large ones and others, such as images in bytes,
+    stay as they are.
+
+    Args:
+      tree: numpy arrays.
+
+    Returns:
+      What unpacks them, and the arrays that stand for them.
+    """
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    words, others, layout = [], [], []
+    for x in leaves:
+        if _is_packed(x.dtype, x.shape):
+            words.append(x.reshape(-1).view(np.uint32))
+        else:
+            others.append(x)
+        layout.append((x.dtype, x.shape))
+    arrays = [np.concatenate(words), *others] if words else others
+    return ArgumentLayout(structure, tuple(layout)), arrays
+
+
+def _is_packed(dtype: np.dtype, shape: tuple[int, ...]) -> bool:
+    return dtype.itemsize == 4 and 0 < 4 * math.prod(shape) <= _LARGEST

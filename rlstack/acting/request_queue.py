@@ -147,13 +147,19 @@ class RequestQueue:
     """Requests in the order of arrival; only one batch at a time is computed, until `settle`."""
 
     def __init__(
-        self, num_envs: int, max_batch: int, max_wait_s: float, live_s: float, lock_step: bool
+        self,
+        num_envs: int,
+        max_batch: int,
+        max_wait_s: float,
+        live_s: float,
+        lock_step: bool,
+        one_thread: bool = False,
     ) -> None:
-        """Makes an empty queue; `ServiceConfig` explains the arguments."""
+        """Makes an empty queue; `ServiceConfig` and `InferenceService` explain the arguments."""
         self._num_envs = num_envs
         self._max_batch = num_envs if lock_step else min(max_batch, num_envs)
         self._max_wait = math.inf if lock_step else max_wait_s
-        self._live, self._lock_step = live_s, lock_step
+        self._live, self._lock_step, self._one_thread = live_s, lock_step, one_thread
         self._condition = threading.Condition()  # guards everything; only the worker waits on it
         self._queue: list[Request] = []
         self._running: list[Request] = []
@@ -188,10 +194,12 @@ class RequestQueue:
             client.waiting += 1
             self._queue.append(request)
             taken = None
-            if not self._busy and self._is_full():
-                taken = self._pop()
-            elif not self._busy:
+            if not self._busy and not self._is_full():
                 self._wake_in_time()
+            elif not self._busy and self._one_thread:
+                self._condition.notify()
+            elif not self._busy:
+                taken = self._pop()
         for earlier in replaced:
             text = f"InferenceService: client {name!r} has been restarted."
             earlier.answer.set_exception(StaleIncarnationError(text))

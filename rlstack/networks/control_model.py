@@ -95,6 +95,6 @@ def latent_control(
 
 
 def in_groups(x: jax.Array) -> jax.Array:
-    """Returns ``[..., D]`` with a softmax in each eight numbers (SimNorm: paper, equation 5)."""
-    groups = x.reshape((*x.shape[:-1], -1, GROUP))
+    """Returns ``[..., D]`` float32: softmax of each eight numbers (SimNorm: paper, equation 5)."""
+    groups = x.reshape((*x.shape[:-1], -1, GROUP)).astype(jnp.float32)
     return jax.nn.softmax(groups).reshape(x.shape)

@@ -58,8 +58,9 @@ class Source:
         return self.published if self.published[0] > newer_than else None
 
 
-def started(cfg, source, agent=None, num_envs=8):
-    return InferenceService(cfg, Inferencer(cfg, agent or Echo(), source, num_envs, KEY))
+def started(cfg, source, agent=None, num_envs=8, **options):
+    inferencer = Inferencer(cfg, agent or Echo(), source, num_envs, KEY)
+    return InferenceService(cfg, inferencer, **options)
 
 
 def steps(step_types, seen=None):

@@ -1,5 +1,6 @@
 """The inference service: many callers, one batch, the same answers as from one Inferencer."""
 
+import threading
 import time
 
 import numpy as np
@@ -11,12 +12,15 @@ from rlstack.acting.params import ParamsPuller
 from rlstack.configs.acting import InferencerConfig, ServiceConfig
 from tests.acting.services import (
     KEY,
+    PATIENT,
     Call,
+    Echo,
     Source,
     ask,
     counts,
     queued,
     rows,
+    started,
     steps,
 )
 from tests.agent_cases import FIRST, LAST, MID, assert_close, case, random_timesteps
@@ -88,6 +92,25 @@ def test_in_lock_step_many_clients_are_one_inferencer_bit_for_bit(serve):
         for client, call in calls.items():
             assert_close(call.result(), rows(expected, np.arange(2) + 2 * client), 0, 0)
     assert service.stats()["service/batches"] == 20
+
+
+def test_with_one_thread_no_caller_computes_a_batch(serve):
+    computed = set()
+
+    class Traced(Echo):
+        def lay_out(self, timestep):
+            computed.add(threading.current_thread().name)
+            return timestep
+
+    service = started(PATIENT, Source(), Traced(), one_thread=True)
+    try:
+        for _ in range(3):
+            calls = [Call(ask, service, name, [name]) for name in range(2)]
+            answers = [counts(call.result()) for call in calls]
+        assert answers == [[3], [3]]
+    finally:
+        service.close()
+    assert computed == {"inference"}
 
 
 # When a batch starts.

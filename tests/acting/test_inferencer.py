@@ -76,6 +76,64 @@ def test_parts_of_a_batch_give_what_the_whole_gives(name):
             np.testing.assert_array_equal(part.agent_output.action, expected.agent_output.action)
 
 
+@pytest.mark.parametrize(
+    "name", ["dqn", pytest.param("ppo-lstm", marks=[pytest.mark.slow, pytest.mark.chosen])]
+)
+def test_with_a_key_for_each_actor_each_acts_as_if_alone(name):
+    """Batches have all rows of one actor, of some in any order, with padding, and of all."""
+    c, keys = case(name), jax.random.split(KEY, 3)
+    source = Source(params=c.params)
+    shared = Inferencer(InferencerConfig(), c.agent, source, 6, keys)
+    own = [
+        Inferencer(InferencerConfig(), c.agent, source, 2, key, np.arange(2) + 2 * actor)
+        for actor, key in enumerate(keys)
+    ]
+    for t, actors in enumerate([(0, 1, 2), (2,), (0, 1), (2, 1), (0, 3), (0, 1, 2)]):
+        rows = np.array([2 * actor + i for actor in actors for i in (0, 1)])  # actor 3 is padding
+        kinds = [FIRST if t == 0 or (t + row) % 4 == 0 else MID for row in rows]
+        timestep = random_timesteps(c.setting.obs_spec, kinds, seed=t)
+        answer = shared.inference(rows, timestep)
+        for place, actor in enumerate(actors):
+            if actor < 3:
+                part = slice(2 * place, 2 * place + 2)
+                its, found = jax.tree.map(lambda x, part=part: x[part], (timestep, answer))
+                expected = own[actor].inference(None, its)
+                assert_close(found, expected)
+                np.testing.assert_array_equal(
+                    found.agent_output.action, expected.agent_output.action
+                )
+    keys = np.stack([inferencer.save()["rng_key"] for inferencer in own])
+    np.testing.assert_array_equal(shared.save()["rng_key"], keys)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [None, pytest.param(np.array([2, 0, 4], np.int32), marks=[pytest.mark.slow])],
+    ids=["all", "some"],
+)
+def test_an_accelerator_gets_a_batch_in_one_array_and_images_in_bytes_and_returns_one(rows):
+    """A CPU gets the arrays as they are, which is faster there; the answers are the same."""
+    c = case("dqn-image")
+    plain, packing = (
+        Inferencer(InferencerConfig(), c.agent, Source(params=c.params), 4, KEY) for _ in range(2)
+    )
+    packing._packs = True  # as on an accelerator
+    size = 4 if rows is None else len(rows)
+    timestep = random_timesteps(c.setting.obs_spec, [FIRST, *[MID] * (size - 1)])
+    expected = plain.inference(rows, timestep)
+    assert_close(packing.inference(rows, timestep), expected, 0, 0)
+    # Of each environment: step type, reward, discount and perhaps its number; and 36 x 36 bytes.
+    words = ("uint32", (size * (3 if rows is None else 4),))
+    function, (layout, batch) = packing._call(rows, timestep)
+    assert [(x.dtype.name, x.shape) for x in batch] == [words, ("uint8", (size, 36, 36, 1))]
+    moved, known = jax.device_put(batch), (packing._rng_key, packing._params, packing._table)
+    with jax.transfer_guard("disallow"):  # nothing else moves
+        *_, answer = function(*known, layout, moved)
+    assert [x.dtype.name for x in answer] == ["uint32"]
+    types = [x.aval for x in function.trace(*known, layout, batch).jaxpr.jaxpr.invars]
+    assert [(x.dtype.name, x.shape) for x in types[-2:]] == [words, ("uint8", (size, 36, 36, 1))]
+
+
 @pytest.mark.parametrize("rows", [None, np.array([2, 0, 1, 4], np.int32)], ids=["all", "some"])
 @pytest.mark.parametrize("name", ["ppo-lstm", "dqn"])
 def test_acting_can_be_compiled_before_there_are_params(name, rows, compilations):

@@ -33,6 +33,7 @@ from rlstack.networks import (
     q_network,
 )
 from rlstack.networks.actor_critic import policy_network
+from rlstack.types import merge_leading_dims
 from tests.agent_cases import (
     FAST,
     FIRST,
@@ -106,7 +107,7 @@ def critic_of(agent):
     critic = agent.network.critic
 
     def values(params, steps):
-        flat = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), steps)
+        flat = merge_leading_dims(steps)
         if not isinstance(agent.action_spec, specs.DiscreteArray):
             flat = with_action(flat, jnp.full((len(flat.reward), 2), 0.3))
         one = jax.tree.map(lambda x: x[0], params.critics)

@@ -137,13 +137,14 @@ def test_a_quick_run_goes_on_where_it_was(tmp_path):
 @pytest.mark.slow
 @pytest.mark.chosen
 @pytest.mark.timeout(120)
-def test_runs_of_several_actors_tell_how_long_a_call_takes(monkeypatch):
+@pytest.mark.parametrize("acting", ["own", "shared"])
+def test_runs_of_several_actors_tell_how_long_a_call_takes(monkeypatch, acting):
     chosen = preset("cartpole-ppo")
     program = dataclasses.replace(chosen.program, launch="threads")
     threads = dataclasses.replace(chosen, topology="heavy_env", program=program)
     monkeypatch.setattr(whole_runs, "experiment_of", lambda name: threads)
     inference = Inferencer.inference
-    found = whole_runs.actors("cartpole-ppo", quick=True)
+    found = whole_runs.actors("cartpole-ppo", quick=True, acting=acting)
     assert found["frames_per_second"].keys() == found["inference_ms"].keys() == {"2"}
     assert found["frames_per_second"]["2"] > 100 and 0 < found["inference_ms"]["2"] < 1000
     assert found["num_envs"] == threads.env.num_envs * threads.num_actors

@@ -1,5 +1,6 @@
 """Mixed precision: types of params, activations and losses; networks that are refused."""
 
+import contextlib
 import dataclasses
 
 import haiku as hk
@@ -27,6 +28,11 @@ from rlstack.networks.base import dummy_timestep
 from rlstack.networks.policy_and_critic import CriticInput
 from rlstack.programs.config.presets import preset
 from rlstack.stateful_params import StatefulParams
+from tests.agent_cases import BATCH, ENTITIES, Case, settings
+from tests.fused.test_fused_run import ppo as fused_ppo
+from tests.fused.test_fused_run import run
+from tests.programs.running import params as params_of
+from tests.programs.running import series
 
 VECTOR = specs.BoundedArray((6,), np.float32, -1, 1)
 IMAGE = specs.BoundedArray((36, 36, 4), np.uint8, 0, 255)
@@ -39,14 +45,20 @@ def floats(tree):
     return {x.dtype for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)}
 
 
-def products(jaxpr):
-    """The types of what matrix products and convolutions multiply, with those inside of calls."""
+def equations(jaxpr):
+    """All equations, with those inside of calls."""
     for equation in jaxpr.eqns:
-        if equation.primitive.name in ("dot_general", "conv_general_dilated"):
-            yield tuple(x.aval.dtype.name for x in equation.invars)
+        yield equation
         for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=_has_equations):
             if _has_equations(inner):
-                yield from products(getattr(inner, "jaxpr", inner))
+                yield from equations(getattr(inner, "jaxpr", inner))
+
+
+def products(jaxpr):
+    """The types of what matrix products and convolutions multiply."""
+    for equation in equations(jaxpr):
+        if equation.primitive.name in ("dot_general", "conv_general_dilated"):
+            yield tuple(x.aval.dtype.name for x in equation.invars)
 
 
 def _has_equations(value):
@@ -207,3 +219,56 @@ def test_what_needs_float32_is_refused_with_the_reason():
             network=NetworkConfig(dtype="bfloat16"),
             network_factory="tests.programs.networks:make",
         )
+
+
+# Of means, norms, softmax, losses and draws. Layers and activations have no such operation.
+_NEEDS_DIGITS = {
+    *("reduce_max", "reduce_prod", "argmax", "argmin", "sort", "cumsum", "cumlogsumexp", "cumprod"),
+    *("log", "log1p", "erf_inv", "sqrt", "rsqrt", "gather"),
+}
+
+
+def one_of_each_agent():
+    """The first setting of each agent whose networks can have another precision."""
+    found = {}
+    for name, setting in settings().items():
+        with contextlib.suppress(ValueError):
+            network = dataclasses.replace(setting.network, dtype="bfloat16")
+            if setting.obs_spec is not ENTITIES and setting.network.torso != "nature":
+                found.setdefault(type(setting.cfg), (name, setting._replace(network=network)))
+    return dict(found.values())
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.parametrize("name", one_of_each_agent())
+def test_losses_and_results_of_every_agent_are_float32(name):
+    setting = one_of_each_agent()[name]
+    c = Case(setting)
+    params = jax.eval_shape(c.agent.initial_params, c.key)
+    learner_state = jax.eval_shape(c.agent.initial_learner_state, c.key, params)
+    state = jax.eval_shape(lambda: c.agent.initial_state(BATCH))
+    timestep = jax.tree.map(lambda x: x[0], c.batch.trajectory.timestep)
+    acts = jax.make_jaxpr(c.agent.actor_step)(c.key, params, timestep, state)
+    learns = jax.make_jaxpr(c.agent.learner_step)(params, learner_state, c.batch)
+    for traced in (acts, learns):
+        results = {x.aval.dtype.name for x in traced.jaxpr.outvars}
+        low = {
+            equation.primitive.name
+            for equation in equations(traced.jaxpr)
+            for x in equation.invars
+            if getattr(x.aval, "dtype", None) == jnp.bfloat16
+        }
+        assert "bfloat16" not in results and not low & _NEEDS_DIGITS
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+def test_a_compiled_loop_learns_in_bfloat16_what_it_learns_in_float32(tmp_path):
+    losses = []
+    for dtype in ("float32", "bfloat16"):
+        network = NetworkConfig(hidden_sizes=(16,), dtype=dtype)
+        run(fused_ppo(network=network, updates=6), tmp_path / dtype)
+        assert {x.dtype.name for x in params_of(tmp_path / dtype)} == {"float32"}
+        losses.append(np.mean(series(tmp_path / dtype, "learner/value_loss")))
+    np.testing.assert_allclose(*losses, rtol=0.1)

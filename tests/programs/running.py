@@ -76,9 +76,9 @@ class Acted(NamedTuple):
     action: Any
 
 
-def with_recorded(experiment, path):
+def with_recorded(experiment, path, *, always=False):
     """The experiment with demonstrations of random actions, if its agent needs recorded steps."""
-    if not AGENTS[type(experiment.agent)].recorded:
+    if not (always or AGENTS[type(experiment.agent)].recorded):
         return experiment
     rng = np.random.default_rng(1)
     cfg = experiment.evaluation_env

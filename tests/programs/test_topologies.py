@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import threading
 
 import numpy as np
 import pytest
 
 from rlstack.learning.learner import Learner
 from rlstack.programs.config.encoding import from_json
+from rlstack.programs.program.actor import ActorNode
 from rlstack.programs.session.result import Result
 from rlstack.storage import checkpoint
 from tests.programs.running import (
@@ -165,6 +167,42 @@ def test_two_actors_in_lock_step_give_the_same_twice(tmp_path, topology, monkeyp
         assert all(np.allclose(a, b, atol=1e-4) for a, b in zip(one, two, strict=True))
     else:
         assert same(one, two)
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.parametrize("make", [ppo, recurrent])
+def test_actors_that_share_acting_in_lock_step_act_as_each_does_alone(tmp_path, make):
+    results = []
+    for acting in ("own", "shared"):
+        program = {**LOCK_STEP, "num_actors": 2, "acting": acting}
+        experiment = make("heavy_env", frames=2500, program=program, replay={"min_actors": 2})
+        results.append((run(experiment, tmp_path / acting), params(tmp_path / acting)))
+        assert set(series(tmp_path / acting, "replay/lag_max")) == {0}
+    (own, its), (shared, ours) = results
+    assert own.env_frames == shared.env_frames
+    assert own.learner_steps == shared.learner_steps >= 3
+    assert all(np.allclose(a, b, atol=1e-5) for a, b in zip(its, ours, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+def test_actors_that_share_acting_go_on_when_one_dies(tmp_path, monkeypatch):
+    step, seen = ActorNode._step, {}
+
+    def dies_once(self):
+        name = threading.current_thread().name
+        seen[name] = seen.get(name, 0) + 1
+        if name == "actor/1" and seen[name] == 50:
+            raise OSError("the actor dies")
+        return step(self)
+
+    monkeypatch.setattr(ActorNode, "_step", dies_once)
+    monkeypatch.setattr("rlstack.programs.session.timing.RESTARTS", (2.0, 10.0, 60.0, 10.0))
+    result = run(ppo("heavy_env", program={"num_actors": 3, "acting": "shared"}), tmp_path / "run")
+    (failure,) = failures(tmp_path / "run")
+    assert failure["node"] == "actor/1" and result.env_frames >= 3000
+    assert seen["actor/0"] + seen["actor/2"] > 100  # of 375 steps of all three
 
 
 @pytest.mark.slow

@@ -8,6 +8,8 @@ import threading
 import time
 from typing import NamedTuple
 
+from rlstack.programs.build.devices import acting_of, num_services
+from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.program import base, supervisor
 from rlstack.programs.program.base import Setup
 from rlstack.programs.program.graph import Node
@@ -32,6 +34,7 @@ def run_threads(setup: Setup, display: ProgressDisplay) -> int:
     """Runs the nodes in threads of this process; returns the signal that was received, or 0."""
     graph = graph_of(setup)
     setup.configure_jax_of_threads()
+    _tell_who_acts(setup.experiment, display)
     with StopSignals(display.write_line) as signals, wiring.on_this_host(graph, setup) as program:
         stop, ends = threading.Event(), queue.SimpleQueue[_Ended]()
         threads = [
@@ -55,6 +58,16 @@ def run_threads(setup: Setup, display: ProgressDisplay) -> int:
             monitor.close()
             gc.collect()  # the error of a failed node refers to its frames, and these to the replay
         return signals.received or 0
+
+
+def _tell_who_acts(experiment: Experiment, display: ProgressDisplay) -> None:
+    """Writes whether actors act by themselves, where there is a choice."""
+    if experiment.topology == "heavy_env" and experiment.num_actors > 1:
+        shared, why = acting_of(experiment)
+        threads = num_services(experiment) if shared else experiment.num_actors
+        display.write_line(
+            f"{threads} of the threads act for {experiment.num_actors} actors, {why}"
+        )
 
 
 def _wait(ends: queue.SimpleQueue[_Ended], signals: StopSignals) -> None:

@@ -40,7 +40,7 @@ class Scaler(hk.Module):
     """Learned factors, ``[D]``, that begin as ``initial``.
 
     They are stored in units in which they begin as ``scale``, which sets how fast they change
-    (equation 8 of the paper).
+    (equation 8 of the paper). They are float32, and so is what they scale, as in layers that norm.
     """
 
     def __init__(self, initial: float, scale: float, name: str | None = None) -> None:
@@ -50,7 +50,7 @@ class Scaler(hk.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps ``[..., D]`` to ``[..., D]``."""
         init = hk.initializers.Constant(self._scale)
-        factors = hk.get_parameter("scale", x.shape[-1:], x.dtype, init=init)
+        factors = hk.get_parameter("scale", x.shape[-1:], jnp.float32, init=init)
         return x * factors * (self._initial / self._scale)
 
 

@@ -69,3 +69,45 @@ def test_devices_are_counted_in_another_process(monkeypatch):
     with pytest.raises(ValueError, match=r"Experiment: inferencer.devices .* 3 local .* got 3\."):
         devices.check_devices(experiment("light_env", learner=(0,), inferencer=(3,)))
     assert devices.check_devices(experiment("light_env")) == "JAX's default device"
+
+
+def acting(actors=4, devices=(0,), topology="heavy_env", env=None, **program):
+    """An experiment whose actors might share a thread that acts."""
+    made = ppo(topology, program={"num_actors": actors, **program}, env=env)
+    return dataclasses.replace(made, inferencer=InferencerConfig(devices=devices))
+
+
+@pytest.mark.parametrize(
+    ("options", "plugin", "services", "why"),
+    [
+        ({}, True, 1, "so many"),
+        ({"devices": (0, 1)}, True, 2, "so many"),
+        ({"actors": 2}, True, 0, "so few"),
+        ({"pacing": "lock_step"}, True, 0, "lock-step"),
+        ({"env": {"wait_num": 4}}, True, 0, "equal sizes"),
+        ({"devices": ()}, True, 0, "on a CPU"),
+        ({}, False, 0, "on a CPU"),
+        ({"launch": "processes"}, True, 0, ""),
+        ({"acting": "own"}, True, 0, "as program.acting says"),
+        ({"acting": "shared", "actors": 2, "devices": ()}, False, 1, "as program.acting says"),
+        ({"topology": "light_env"}, True, 1, ""),
+    ],
+)
+def test_who_acts_for_actors_in_threads(monkeypatch, options, plugin, services, why):
+    monkeypatch.setattr(devices.importlib.metadata, "entry_points", lambda group: [1] * plugin)
+    experiment = acting(**options)
+    assert devices.num_services(experiment) == services
+    assert why in devices.acting_of(experiment)[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"launch": "processes"}, "launch threads"),
+        ({"topology": "light_env"}, "topology heavy_env"),
+        ({"env": {"wait_num": 4}}, "wait_num 0"),
+    ],
+)
+def test_acting_that_cannot_be_shared_is_refused(options, reason):
+    with pytest.raises(ValueError, match=rf"shared only .*{reason}.*--program.acting own"):
+        devices.check_devices(acting(acting="shared", **options))

@@ -117,17 +117,18 @@ def test_programs_that_a_run_starts_do_not_inherit_what_it_has_set(environ, monk
 
 
 @pytest.mark.parametrize(
-    ("topology", "launch", "actors", "devices", "graphs"),
+    ("topology", "launch", "actors", "devices", "acting", "graphs"),
     [
-        ("heavy_env", "threads", 3, (0,), False),
-        ("heavy_env", "threads", 2, (0,), True),
-        ("heavy_env", "threads", 3, (), True),  # which act on the CPU
-        ("heavy_env", "processes", 3, (0,), True),
-        ("light_env", "threads", 3, (0,), True),  # where one service acts
+        ("heavy_env", "threads", 3, (0,), "own", False),
+        ("heavy_env", "threads", 3, (0,), "shared", True),
+        ("heavy_env", "threads", 2, (0,), "own", True),
+        ("heavy_env", "threads", 3, (), "own", True),  # which act on the CPU
+        ("heavy_env", "processes", 3, (0,), "auto", True),
+        ("light_env", "threads", 3, (0,), "auto", True),  # where one service acts
     ],
 )
 def test_many_threads_act_without_cuda_graphs(
-    environ, monkeypatch, topology, launch, actors, devices, graphs
+    environ, monkeypatch, topology, launch, actors, devices, acting, graphs
 ):
     read = {}
     monkeypatch.setattr(xla.jax, "devices", lambda: read.update(environ))
@@ -136,7 +137,7 @@ def test_many_threads_act_without_cuda_graphs(
         loop(),
         env=env,
         topology=topology,
-        program=ProgramConfig(launch=launch, num_actors=actors),
+        program=ProgramConfig(launch=launch, num_actors=actors, acting=acting),
         inferencer=InferencerConfig(devices=devices),
     )
     xla.configure_runs([experiment])

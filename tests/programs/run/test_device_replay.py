@@ -21,7 +21,7 @@ from rlstack.programs.run.host import HostLoop
 from rlstack.replay import ReplayConfig
 from tests.fused.cases import mixed
 from tests.fused.test_fused_run import dqn, run
-from tests.programs.running import nothing_left, params, same, series
+from tests.programs.running import nothing_left, params, same, series, with_recorded
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -49,11 +49,16 @@ def r2d2(**changes):
 
 @pytest.mark.slow
 @pytest.mark.chosen
-@pytest.mark.parametrize("make", [dqn, r2d2])
+@pytest.mark.parametrize("make", [dqn, r2d2, "dqn with demonstrations"])
 def test_a_run_equals_the_compiled_loop_bit_for_bit(make, tmp_path):
-    fused = run(make(updates=40), tmp_path / "fused")
+    if isinstance(make, str):
+        experiment = with_recorded(dqn(updates=40), tmp_path / "data", always=True)
+        assert experiment.replay.demonstrations
+    else:
+        experiment = make(updates=40)
+    fused = run(experiment, tmp_path / "fused")
     with nothing_left():
-        ours = run(on_device(make(updates=40)), tmp_path / "ours")
+        ours = run(on_device(experiment), tmp_path / "ours")
     assert (ours.env_frames, ours.learner_steps) == (fused.env_frames, 40)
     assert same(params(tmp_path / "ours"), params(tmp_path / "fused"))
     for name in ("learner/loss", "replay/size", "replay/samples"):
@@ -81,21 +86,33 @@ def advanced(loop, steps, prefix="learner/"):
     return log.losses
 
 
+def with_a_policy_on_device():
+    base = mixed(topology="single_process")
+    deep = base.policies["deep"]
+    deep = dataclasses.replace(deep, replay=dataclasses.replace(deep.replay, place="device"))
+    return dataclasses.replace(base, policies={**base.policies, "deep": deep})
+
+
 @pytest.mark.slow
 @pytest.mark.chosen
-@pytest.mark.parametrize("ahead", [False, True])
-def test_a_resumed_run_equals_one_that_was_not_interrupted(ahead):
+@pytest.mark.parametrize("kind", ["one", "ahead", "policy of a set"])
+def test_a_resumed_run_equals_one_that_was_not_interrupted(kind):
     """A pool cannot be saved, so both begin new episodes."""
-    one, two = (HostLoop(on_device(dqn())) for _ in range(2))
+    several = kind == "policy of a set"
+    name, prefix, steps = ("deep", "deep/learner/", 60) if several else ("", "learner/", 30)
+    experiment = with_a_policy_on_device() if several else on_device(dqn())
+    one, two = (HostLoop(experiment) for _ in range(2))
     with contextlib.closing(one), contextlib.closing(two):
-        if ahead:  # as on an accelerator, where the last call may still run
+        if kind == "ahead":  # as on an accelerator, where the last call may still run
             one.learner._placement.on_cpu = two.learner._placement.on_cpu = False
-        losses = advanced(one, 30)
-        assert len(losses) == one.learner.version > 10
+        losses = advanced(one, steps, prefix)
+        assert len(losses) == one.learners[name].version > 10
+        assert all(learner.version > 5 for learner in one.learners.values())
         two.load(jax.tree.map(np.array, one.save()))
         one.restart_environments()
-        assert advanced(one, 20) == advanced(two, 20)
-        assert same(*(jax.tree.leaves(loop.save()) for loop in (one, two)))
+        assert advanced(one, 20, prefix) == advanced(two, 20, prefix)
+        if not several:
+            assert same(*(jax.tree.leaves(loop.save()) for loop in (one, two)))
 
 
 @pytest.mark.slow
@@ -134,23 +151,6 @@ def two():
     with pytest.raises(ValueError, match=r"learner\.devices must be one device at most"):
         HostLoop(on_device(dqn(), learner=both))
     print("refused")
-
-
-@pytest.mark.slow
-@pytest.mark.chosen
-def test_a_policy_of_a_set_has_its_replay_on_the_device():
-    base = mixed(topology="single_process")
-    deep = base.policies["deep"]
-    deep = dataclasses.replace(deep, replay=dataclasses.replace(deep.replay, place="device"))
-    base = dataclasses.replace(base, policies={**base.policies, "deep": deep})
-    one, two = HostLoop(base), HostLoop(base)
-    with contextlib.closing(one), contextlib.closing(two):
-        losses = advanced(one, 60, "deep/learner/")
-        assert len(losses) == one.learners["deep"].version > 10
-        assert one.learners["actor"].version > 5
-        two.load(jax.tree.map(np.array, one.save()))
-        one.restart_environments()
-        assert advanced(one, 20, "deep/learner/") == advanced(two, 20, "deep/learner/")
 
 
 @pytest.mark.slow
