@@ -55,17 +55,14 @@ def _can_hide(folder):
     return shutil.which("unshare") and subprocess.run(command, capture_output=True).returncode == 0
 
 
-def test_hosts_need_no_shared_disk(tmp_path, monkeypatch):
+def test_hosts_need_no_shared_disk(tmp_path, monkeypatch, s3):
     copies = tmp_path / "copies"
     copies.mkdir()
     if not _can_hide(copies):
         pytest.skip("hiding a folder from a process needs root and unshare")
     monkeypatch.setenv(files.COPIES, str(copies))
-    for name, value in s3_server.VARIABLES.items():
-        monkeypatch.setenv(name, value)
     url = f"s3://{s3_server.BUCKET}/runs/one"
-    with s3_server.started() as server, cluster(0) as head:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", server.address)
+    with cluster(0) as head:
         with _host_without(copies, head.address):
             small = (*map(str, FAST), "--frames", "3000", "--checkpoint-period", "1000")
             nodes = ("--program.num-actors", "4", "--program.num-inferencers", "2")
@@ -82,6 +79,6 @@ def test_hosts_need_no_shared_disk(tmp_path, monkeypatch):
         assert away and all(name.startswith(("actor", "inferencer")) for name in away)
         assert json.loads(directory.result.read_text())["env_frames"] >= 3000
         assert metrics(directory.path)[-1]["env_frames"] >= 3000
-        stored = {path for _, path, _ in server.requests}
+        stored = {path for _, path, _ in s3.requests}
         assert not [path for path in stored if "keys" in path or ".hosts" in path]
         assert any("/checkpoints/step_" in path for path in stored)

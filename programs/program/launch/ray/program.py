@@ -7,11 +7,11 @@ launcher binds once Ray has placed each node.
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from rlstack.programs.program import base
 from rlstack.programs.program.base import Setup
@@ -33,14 +33,6 @@ from rlstack.programs.session.display import ProgressDisplay
 from rlstack.programs.session.signals import StopSignals
 
 
-class _Loss(NamedTuple):
-    """The end of a node that the program needs."""
-
-    node: RayNode
-    end: End
-    by_accident: bool = True  # a process or host was lost, so a new try may succeed
-
-
 def run_ray(setup: Setup, display: ProgressDisplay) -> int:
     """Runs the nodes on a cluster; returns the signal that was received, or 0."""
     program = setup.experiment.program
@@ -52,9 +44,7 @@ def run_ray(setup: Setup, display: ProgressDisplay) -> int:
         _token(setup.directory.path) as token_file,
     ):
         nodes = RayNodes(ray, setup, graph_of(setup), token_file)
-        loss = _RayProgram(setup, nodes, signals).run(display)
-        if loss is not None:
-            _record(setup, loss.node, loss.end, None)
+        _RayProgram(setup, nodes, signals).run(display)
         return signals.received or 0
 
 
@@ -90,11 +80,10 @@ class _RayProgram:
         self._coordinator = nodes.named("coordinator")
         self._monitor: ProgramMonitor | None = None
         self._moved: dict[str, str] = {}  # new addresses that the coordinator does not know yet
-        self._loss: _Loss | None = None
-        self._lost_at = 0.0
+        self._ends_at = math.inf  # after the loss of a node that the program needs
 
-    def run(self, display: ProgressDisplay) -> _Loss | None:
-        """Runs until the coordinator has ended; returns the loss that ended the program, if any."""
+    def run(self, display: ProgressDisplay) -> None:
+        """Runs until the coordinator has ended, or until the program has lost what it needs."""
         try:
             if self._place_all():
                 address = self._nodes.addresses["coordinator"]
@@ -106,7 +95,6 @@ class _RayProgram:
                 self._nodes.drop(node)
             if self._monitor is not None:
                 self._monitor.close()
-        return self._loss
 
     def _place_all(self) -> bool:
         """Places all nodes, then starts all; returns False if a signal came first."""
@@ -150,7 +138,7 @@ class _RayProgram:
                 if ended_for > timing.RAY_CAUSE and not node.end_checked:
                     self._check_end(node)
             self._announce()
-            if self._loss and (self._loss.by_accident or now > self._lost_at + timing.RAY_CAUSE):
+            if now > self._ends_at:
                 return
             if self._signals.received and not interrupted_at:
                 interrupted_at = now
@@ -198,19 +186,14 @@ class _RayProgram:
         """Schedules a node's restart, or the end of the program."""
         lived = time.monotonic() - node.since
         self._nodes.drop(node)
-        if not node.definition.restartable:
-            node.enter(ENDED)
-            node.end_checked = True
-            by_accident = end.secondary or bool(end.node) or not end.traceback
-            if self._loss is None or (by_accident and not self._loss.by_accident):
-                self._loss, self._lost_at = _Loss(node, end, by_accident), node.since
-            return
         pause = node.restarts.failed(lived, end)
         _record(self._setup, node, end, pause)
         if pause is None:
             node.enter(ENDED)
             node.end_checked = True
-            self._loss, self._lost_at = _Loss(node, end, False), 0.0
+            # The failure of another node may have caused this one, and may be noticed later.
+            wait = timing.RAY_CAUSE if end.traceback else 0.0
+            self._ends_at = min(self._ends_at, node.since + wait)
             return
         node.incarnation += 1
         node.enter(PAUSED)
