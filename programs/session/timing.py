@@ -155,6 +155,8 @@ RAY_WATCH_CALL = 3.0
 RAY_RETRY = 0.5
 # After a failure: for learning of the failure of another node that caused this one.
 RAY_CAUSE = 3.0
+# Between two looks at the hosts of the cluster, for those that join it or will leave it.
+RAY_HOSTS = 2.0
 # A host that stopped answering gets no new nodes for this long.
 RAY_AVOID_HOST = 60.0
 

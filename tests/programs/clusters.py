@@ -20,8 +20,8 @@ NODE = {"num_cpus": 8, "object_store_memory": 80 << 20}
 
 
 @contextlib.contextmanager
-def cluster(workers):
-    """A head and some workers, each a `NODE`; stops all of them at the end."""
+def cluster(workers, **head):
+    """A head, perhaps with other arguments, and some workers; stops all of them at the end."""
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # short, because socket paths have a limit
     before = dict(os.environ)
     os.environ.update(VARIABLES, RAY_TMPDIR=folder)
@@ -29,7 +29,9 @@ def cluster(workers):
 
     made = None
     try:
-        made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+        made = Cluster(
+            initialize_head=True, head_node_args={**NODE, "include_dashboard": False, **head}
+        )
         for _ in range(workers):
             made.add_node(**NODE)
         yield made

@@ -15,6 +15,7 @@ from rlstack.programs.program.launch.ray import cluster
 from rlstack.programs.program.launch.ray.nodes import RayNodes
 from rlstack.programs.run import launch
 from tests.programs.clusters import wait_until_empty
+from tests.programs.launched import placed
 from tests.programs.running import dqn, params, ppo, run, same, series, threads
 
 pytest.importorskip("ray")
@@ -23,11 +24,6 @@ pytestmark = pytest.mark.timeout(180, method="thread")
 
 def on(hosts, **program):
     return {"launch": "ray", "ray": RayConfig(address=hosts.address), **program}
-
-
-def placed(directory):
-    """The placements of nodes, in order of time."""
-    return [json.loads(line) for line in (directory / "logs" / "hosts.jsonl").open()]
 
 
 @pytest.mark.slow

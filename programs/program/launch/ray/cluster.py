@@ -202,7 +202,8 @@ def needs(cfg: RayConfig, group: str) -> str:
 def on_host(ray: Any, node_id: str, *, soft: bool) -> Any:
     """Returns the strategy that places a process on a host; if `soft`, elsewhere if it is full."""
     strategies = ray.util.scheduling_strategies
-    return strategies.NodeAffinitySchedulingStrategy(node_id, soft=soft)
+    # By `soft` alone Ray goes elsewhere only if the host is gone, and waits while it is full.
+    return strategies.NodeAffinitySchedulingStrategy(node_id, soft, _spill_on_unavailable=soft)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import json
@@ -15,13 +14,13 @@ import cloudpickle
 from rlstack.programs.program.base import Setup
 from rlstack.programs.program.graph import Graph, Node
 from rlstack.programs.program.launch.ray import cluster
+from rlstack.programs.program.launch.ray.places import Places
 from rlstack.programs.program.launch.ray.runner import NodeRunner, Placement
 from rlstack.programs.program.launch.wiring import Program, indexed
 from rlstack.programs.program.supervisor import End, RestartPolicy
 from rlstack.programs.session import timing
 from rlstack.rpc import addresses, transports, versions
 
-_WRITERS = ("learner", "replay", "coordinator", "evaluator")  # groups that write to the directory
 PLACING, RUNNING, ENDED, PAUSED = "placing", "running", "ended", "paused"
 
 
@@ -40,7 +39,10 @@ class RayNode:
     runner: Any = None  # Ray's handle of its process
     call: Any = None  # Ray's reference to the pending answer
     placement: Placement | None = None
+    host: str = ""  # Ray's id of the host for which it is meant or on which it is; "" for none
     started: bool = False  # whether its process has answered since the start
+    waits: bool = False  # whether it waits for a host while the program runs without it
+    moves: float = 0.0  # when it must have ended to be placed on another host; 0: it stays
     end_checked: bool = False  # whether it is known why the node ended
 
     @property
@@ -64,6 +66,7 @@ class RayNodes:
     Attributes:
       all: the nodes.
       addresses: addresses of the nodes that others call; only placed nodes have one.
+      places: the hosts.
     """
 
     def __init__(self, ray: Any, setup: Setup, graph: Graph, token_file: Path) -> None:
@@ -81,8 +84,7 @@ class RayNodes:
         self._sent: tuple[str, bytes] | None = None
         if setup.directory.is_stored:
             self._sent = self._token, transports.secret()
-        self._here = str(ray.get_runtime_context().get_node_id())
-        self._avoided: dict[str, float] = {}  # host -> time until which it is avoided
+        self.places = Places(ray, self._cfg, stored=setup.directory.is_stored)
         self.addresses: dict[str, str] = {}
         self._program = Program(graph.nodes, setup, self.addresses)
         self.all: list[RayNode] = []
@@ -98,16 +100,24 @@ class RayNodes:
         """Returns the nodes in the order in which they are placed.
 
         A leader's host must be known before its followers', and what must be on this host comes
-        before what could fill it.
+        before what could fill it. So actors come last, without which a program may start.
         """
 
         def wave(node: RayNode) -> int:
-            return 0 if self._is_here(node) else 1 + bool(self._cfg.host_group(node.group))
+            if self.places.is_here(node):
+                return 0
+            leads = any(self._cfg.host_group(other.group) == node.group for other in self.all)
+            if node.group == "actor" and not leads:
+                return 3
+            return 1 + bool(self._cfg.host_group(node.group))
 
-        return [[node for node in self.all if wave(node) == number] for number in range(3)]
+        return [[node for node in self.all if wave(node) == number] for number in range(4)]
 
-    def place(self, node: RayNode, where: Any) -> None:
+    def place(self, node: RayNode) -> None:
         """Asks Ray for a process for the node; `answers` later returns its `Placement`."""
+        choose = self.places.next if node.incarnation else self.places.first
+        node.host, where = choose(node, self.all)
+        node.placement = None
         reserved = cluster.reserved(self._cfg, node.group)
         cls = self._ray.remote(NodeRunner).options(**reserved, scheduling_strategy=where)
         node.runner = cls.remote()
@@ -124,57 +134,13 @@ class RayNodes:
         node.enter(PLACING)
         node.started = False
 
-    def first_place(self, node: RayNode) -> Any:
-        """Returns Ray's strategy for a node at the start."""
-        if self._is_here(node):
-            return cluster.on_host(self._ray, self._here, soft=False)
-        leader = self._leader(node)
-        if leader is None or leader.placement is None:
-            return "SPREAD"
-        return cluster.on_host(self._ray, leader.placement.node_id, soft=False)
-
-    def _is_here(self, node: RayNode) -> bool:
-        """Whether a node writes to the copy of a run directory in an object store."""
-        return self._sent is not None and node.group in _WRITERS
-
-    def _leader(self, node: RayNode) -> RayNode | None:
-        group = self._cfg.host_group(node.group)
-        leaders = [other for other in self.all if other.group == group]
-        return leaders[node.index % len(leaders)] if leaders else None
-
-    def next_place(self, node: RayNode) -> Any:
-        """Returns Ray's strategy for a lost node: the host with the fewest nodes of the program."""
-        if self._is_here(node):
-            return cluster.on_host(self._ray, self._here, soft=False)
-        now = time.monotonic()
-        fit = [host for host in self._fitting_hosts(node) if self._avoided.get(host, 0.0) < now]
-        if not fit:
-            return "SPREAD"
-        others = [m for m in self.all if m is not node and m.state == RUNNING]
-        here = collections.Counter(m.placement.node_id for m in others if m.placement)
-        leader = self._leader(node)
-        if leader is not None and leader.placement is not None and leader.placement.node_id in fit:
-            return cluster.on_host(self._ray, leader.placement.node_id, soft=True)
-        return cluster.on_host(self._ray, min(fit, key=lambda i: here[i]), soft=True)
-
-    def _fitting_hosts(self, node: RayNode) -> list[str]:
-        """Returns the live hosts whose total resources are enough for a node."""
-        reserved = cluster.reserved(self._cfg, node.group)
-        kinds = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-        return [
-            host["NodeID"]
-            for host in self._ray.nodes()
-            if host["Alive"]
-            and all(host["Resources"].get(kind, 0) >= reserved[o] for kind, o in kinds.items())
-        ]
-
     def bind(self, node: RayNode, placement: Placement) -> None:
         """Binds the addresses of a node to the host of its process.
 
         Raises:
           ValueError: the host does not see the run directory, or has another version of rlstack.
         """
-        node.placement = placement
+        node.placement, node.host, node.waits = placement, placement.node_id, False
         theirs = placement.versions or b"older unknown"
         if wrong := versions.differences(theirs, placement.host):
             raise ValueError(f"launch ray: {wrong}")
@@ -248,20 +214,28 @@ class RayNodes:
         limit = time.monotonic() - timing.RAY_WATCH_CALL - self._cfg.lost_seconds
         found = [m for m in self.all if m.state == RUNNING and m.last_answer < limit]
         for node in found:
-            self.avoid_host(node)
+            self.places.avoid(node)
         return found
-
-    def avoid_host(self, node: RayNode) -> None:
-        """Places no lost node on this node's host for a while."""
-        if node.placement is not None:
-            until = time.monotonic() + timing.RAY_AVOID_HOST
-            self._avoided[node.placement.node_id] = until
 
     def unplaced(self) -> list[RayNode]:
         """Returns the nodes that Ray has not placed in time, the hardest to place first."""
         limit = time.monotonic() - self._cfg.place_seconds
-        found = [m for m in self.all if m.state == PLACING and m.call and m.since < limit]
-        return sorted(found, key=lambda node: len(self._fitting_hosts(node)))
+        found = [
+            node
+            for node in self.all
+            if node.state == PLACING and node.call and node.since < limit and not node.waits
+        ]
+        return sorted(found, key=lambda node: len(self.places.fitting(node)))
+
+    def can_wait(self, node: RayNode) -> bool:
+        """Whether the program goes on without a node that has no host: one of enough actors."""
+        experiment = self._setup.experiment
+        if node.group != "actor" or experiment.program.pacing == "lock_step":
+            return False
+        others = [m for m in self.all if m.group == "actor" and m.placement and m is not node]
+        processes = experiment.learner.processes
+        learn = {other.index % processes for other in others}  # the learners with data
+        return len(learn) == processes and len(others) >= experiment.replay.min_actors
 
     def drop(self, node: RayNode) -> None:
         """Kills a node's process; one that is cut off ends when it is reachable again."""
@@ -269,6 +243,7 @@ class RayNodes:
             with contextlib.suppress(Exception):  # already ended
                 self._ray.kill(node.runner)
         node.runner = node.call = None
+        node.host, node.waits, node.moves = "", False, 0.0
 
     def stop(self, node: RayNode) -> None:
         """Asks a node to end."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import secrets
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +45,7 @@ def run_ray(setup: Setup, display: ProgressDisplay) -> int:
         _token(setup.directory.path) as token_file,
     ):
         nodes = RayNodes(ray, setup, graph_of(setup), token_file)
-        _RayProgram(setup, nodes, signals).run(display)
+        _RayProgram(setup, nodes, signals, display).run()
         return signals.received or 0
 
 
@@ -74,20 +75,25 @@ def _record(setup: Setup, node: RayNode, end: End, pause: float | None) -> None:
 class _RayProgram:
     """The program, from placing its nodes to the end of the last."""
 
-    def __init__(self, setup: Setup, nodes: RayNodes, signals: StopSignals) -> None:
+    def __init__(
+        self, setup: Setup, nodes: RayNodes, signals: StopSignals, display: ProgressDisplay
+    ) -> None:
         """Places nothing yet."""
         self._setup, self._nodes, self._signals = setup, nodes, signals
+        self._display = display
         self._coordinator = nodes.named("coordinator")
         self._monitor: ProgramMonitor | None = None
         self._moved: dict[str, str] = {}  # new addresses that the coordinator does not know yet
         self._ends_at = math.inf  # after the loss of a node that the program needs
 
-    def run(self, display: ProgressDisplay) -> None:
+    def run(self) -> None:
         """Runs until the coordinator has ended, or until the program has lost what it needs."""
         try:
             if self._place_all():
                 address = self._nodes.addresses["coordinator"]
-                self._monitor = ProgramMonitor(address, display, self._setup.directory.failures)
+                self._monitor = ProgramMonitor(
+                    address, self._display, self._setup.directory.failures
+                )
                 self._supervise()
             self._end()
         finally:
@@ -97,28 +103,48 @@ class _RayProgram:
                 self._monitor.close()
 
     def _place_all(self) -> bool:
-        """Places all nodes, then starts all; returns False if a signal came first."""
+        """Places and starts all nodes; returns False if the program must end first."""
         cfg, nodes = self._setup.experiment.program.ray, self._nodes
-        for wave in nodes.waves():
+        *called, callers = nodes.waves()
+        for wave in (*called, callers):
+            if wave is callers:  # the addresses of all that they and others call are known
+                for node in (node for early in called for node in early):
+                    nodes.start(node)
             for node in wave:
-                nodes.place(node, nodes.first_place(node))
-            while any(node.state == PLACING and node.placement is None for node in wave):
-                if self._signals.received:
+                nodes.place(node)
+            while any(node.placement is None and not node.waits for node in wave):
+                if self._signals.received or time.monotonic() > self._ends_at:
                     return False
                 for node, answer in nodes.answers(timing.LAUNCHER_POLL):
-                    if not isinstance(answer, Placement):
+                    if node.state != PLACING:
+                        self._handle(node, answer)
+                    elif isinstance(answer, Placement):
+                        nodes.bind(node, answer)
+                    else:
                         reason = f"Ray started no process for {node.name}: {answer}"
                         raise ValueError(f"launch ray: {reason}")
-                    nodes.bind(node, answer)
                 for node in nodes.unplaced():
+                    if self._lets_wait(node):
+                        continue
                     raise ValueError(
                         f"launch ray: a host must have {cluster.needs(cfg, node.group)} free "
                         f"for {node.name}; none had within {cfg.place_seconds:g} s. Add hosts, or "
                         "reserve less with --program.ray."
                     )
-        for node in nodes.all:
-            nodes.start(node)
+        for node in callers:
+            if node.placement is not None:
+                nodes.start(node)
         return True
+
+    def _lets_wait(self, node: RayNode) -> bool:
+        """Lets a node wait for a host, if the program can run without it."""
+        node.waits = self._nodes.can_wait(node)
+        if node.waits:
+            needs = cluster.needs(self._setup.experiment.program.ray, node.group)
+            self._display.write_line(
+                f"{node.name} waits for a host with {needs} free, and the program runs without it"
+            )
+        return node.waits
 
     def _supervise(self) -> None:
         """Runs until the program is over or has lost a node that it needs."""
@@ -129,11 +155,16 @@ class _RayProgram:
             for node in self._nodes.silent():
                 self._fail(node, _lost("its host does not answer"))
             for node in self._nodes.unplaced():
-                self._fail(node, _lost("Ray found no host for it in time"))
+                if not self._lets_wait(node):
+                    self._fail(node, _lost("Ray found no host for it in time"))
+            if self._nodes.places.look():
+                self._follow_hosts()
             now = time.monotonic()
             for node in self._nodes.all:
                 if node.state == PAUSED and now >= node.until:
-                    self._nodes.place(node, self._nodes.next_place(node))
+                    self._nodes.place(node)
+                if 0 < node.moves < now:
+                    self._moved_away(node)
                 ended_for = now - node.since if node.state == ENDED else 0.0
                 if ended_for > timing.RAY_CAUSE and not node.end_checked:
                     self._check_end(node)
@@ -151,15 +182,20 @@ class _RayProgram:
     def _handle(self, node: RayNode, answer: Placement | End | str | None) -> None:
         """Reacts to an answer of a node's process."""
         if isinstance(answer, Placement):
+            wanted = node.host
             try:
                 self._nodes.bind(node, answer)
             except ValueError as error:
-                self._nodes.avoid_host(node)
+                self._nodes.places.avoid(node)
                 self._fail(node, _lost(str(error)))
                 return
+            if wanted and wanted != node.host:
+                self._nodes.places.refused()
             self._nodes.start(node)
             if node.name in self._nodes.addresses:
                 self._moved[node.name] = self._nodes.addresses[node.name]
+        elif node.moves and answer is not None:
+            self._moved_away(node)
         elif isinstance(answer, End):
             if answer.reason:
                 self._fail(node, answer)
@@ -167,6 +203,41 @@ class _RayProgram:
                 node.enter(ENDED)
         elif answer is not None:
             self._fail(node, _lost(answer))
+
+    def _follow_hosts(self) -> None:
+        """Moves nodes off hosts that will leave the cluster, and actors to hosts that have joined.
+
+        Without the nodes that cannot move, the program ends; its learner saves first.
+        """
+        places, nodes = self._nodes.places, self._nodes.all
+        for node in nodes:
+            if node.state != RUNNING or node.moves or not places.is_leaving(node.host):
+                continue
+            if node.definition.restartable and not places.is_here(node):
+                self._move(node, "its host will leave the cluster")
+            elif node.host == places.here:  # with this command
+                self._signals.received = self._signals.received or signal.SIGTERM
+            elif self._ends_at == math.inf:
+                _record(self._setup, node, _lost("its host will leave the cluster"), None)
+                self._ends_at = 0.0
+        rests = all(node.state in (RUNNING, ENDED) and not node.moves for node in nodes)
+        rests = rests and self._setup.experiment.program.pacing != "lock_step"
+        if rests and (actor := places.to_move(nodes)) is not None:
+            self._move(actor, "a host has joined the cluster")
+
+    def _move(self, node: RayNode, why: str) -> None:
+        """Asks a node to end, to be placed on another host; this is no failure."""
+        assert node.placement is not None
+        self._display.write_line(f"{node.name} leaves {node.placement.host}: {why}")
+        self._nodes.stop(node)
+        node.moves = time.monotonic() + timing.RAY_GRACE
+
+    def _moved_away(self, node: RayNode) -> None:
+        """Places a node that has ended, or has not ended in time, on another host."""
+        self._nodes.drop(node)
+        node.incarnation += 1
+        node.enter(PAUSED)
+        node.until, node.end_checked = node.since, False
 
     def _check_end(self, node: RayNode) -> None:
         """Fails a node that has ended while the program still runs."""
@@ -186,7 +257,10 @@ class _RayProgram:
         """Schedules a node's restart, or the end of the program."""
         lived = time.monotonic() - node.since
         self._nodes.drop(node)
-        pause = node.restarts.failed(lived, end)
+        if node.definition.restartable and self._nodes.places.is_gone(node):
+            pause: float | None = 0.0  # which says nothing about the node
+        else:
+            pause = node.restarts.failed(lived, end)
         _record(self._setup, node, end, pause)
         if pause is None:
             node.enter(ENDED)
