@@ -151,6 +151,8 @@ DISPLAY_CALL = 60.0
 
 # How long one call waits in a node's process for the end of the node.
 RAY_WATCH_CALL = 3.0
+# For the ends of logs on other hosts, at the end; Ray starts a process there to read them.
+RAY_LOGS = 5.0
 # Before a process that Ray cannot reach is asked again.
 RAY_RETRY = 0.5
 # After a failure: for learning of the failure of another node that caused this one.

@@ -11,7 +11,7 @@ import pytest
 from rlstack.programs.config.encoding import from_json, to_json
 from rlstack.programs.config.experiment import ProgramConfig
 from rlstack.programs.config.program_config import RayConfig
-from rlstack.programs.program.launch.ray import cluster
+from rlstack.programs.program.launch.ray import cluster, runner
 from rlstack.programs.program.launch.ray.nodes import RayNodes
 from rlstack.programs.run import launch
 from tests.programs.clusters import wait_until_empty
@@ -155,6 +155,25 @@ def test_what_is_reserved_follows_the_config():
     assert "JAX_PLATFORMS" not in learner["runtime_env"]["env_vars"]
     assert (cfg.host_group("actor"), cfg.host_group("replay")) == ("inferencer", "")
     assert {RayConfig().host_group(group) for group in ("replay", "coordinator")} == {"learner"}
+
+
+def test_the_log_of_another_host_is_read_in_bounded_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "_CHUNK", 10)
+    monkeypatch.setattr(runner, "_MOST", 40)
+    log = tmp_path / "log"
+    with open(log, "ab", buffering=0) as file:
+        file.write(b"one\n")
+        assert runner.read_log(log, 0) == (b"one\n", 4)
+        assert runner.read_log(log, 4) == (b"", 4)
+        file.write(b"two\n" + 20 * b"." + b"\nlast line")
+        left_out = b"[24 bytes of output are left out]\n"
+        assert runner.read_log(log, 4) == (left_out + b"\nlast line", 38)
+        file.write(b"end\n")
+        assert runner.read_log(log, 38) == (b"end\n", 0)  # it is emptied
+        assert runner.read_log(log, 0) == (b"", 0)
+        file.write(b"again")
+        assert runner.last_of_log(log, 0) == (b"again", 5)
+    assert not log.exists()
 
 
 def _sent():

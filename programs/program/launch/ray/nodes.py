@@ -15,7 +15,7 @@ from rlstack.programs.program.base import Setup
 from rlstack.programs.program.graph import Graph, Node
 from rlstack.programs.program.launch.ray import cluster
 from rlstack.programs.program.launch.ray.places import Places
-from rlstack.programs.program.launch.ray.runner import NodeRunner, Placement
+from rlstack.programs.program.launch.ray.runner import NodeRunner, Placement, Watched, last_of_log
 from rlstack.programs.program.launch.wiring import Program, indexed
 from rlstack.programs.program.supervisor import End, RestartPolicy
 from rlstack.programs.session import timing
@@ -40,6 +40,8 @@ class RayNode:
     call: Any = None  # Ray's reference to the pending answer
     placement: Placement | None = None
     host: str = ""  # Ray's id of the host for which it is meant or on which it is; "" for none
+    log: str = ""  # the file with its output on a host that does not see the run directory
+    log_at: int = 0  # the bytes of it that the run directory has
     started: bool = False  # whether its process has answered since the start
     waits: bool = False  # whether it waits for a host while the program runs without it
     moves: float = 0.0  # when it must have ended to be placed on another host; 0: it stays
@@ -87,6 +89,7 @@ class RayNodes:
         self.places = Places(ray, self._cfg, stored=setup.directory.is_stored)
         self.addresses: dict[str, str] = {}
         self._program = Program(graph.nodes, setup, self.addresses)
+        self._last: dict[Any, RayNode] = {}  # Ray's references to the ends of logs
         self.all: list[RayNode] = []
         for node, index in indexed(graph):
             limit = setup.experiment.program.max_restarts if node.restartable else 0
@@ -155,18 +158,20 @@ class RayNodes:
 
     def start(self, node: RayNode) -> None:
         """Starts a node; its addresses, and those of all nodes it calls, must be bound."""
-        log = self._setup.directory.node_logs / node.group / str(node.index)
         coordinator_lost = 2.0 * self._cfg.lost_seconds
         node.call = node.runner.start.remote(
             cloudpickle.dumps(self._program),
             node.name,
             node.incarnation,
             coordinator_lost,
-            str(log),
+            str(self._log_of(node)),
         )
         self._record_placement(node)
         node.enter(RUNNING)
         node.last_answer = node.since
+
+    def _log_of(self, node: RayNode) -> Path:
+        return self._setup.directory.node_logs / node.group / str(node.index)
 
     def _record_placement(self, node: RayNode) -> None:
         """Adds a line on where a node runs to the log ``hosts.jsonl``."""
@@ -185,9 +190,10 @@ class RayNodes:
           reason, as text, why the process is lost.
         """
         now = time.monotonic()
+        self.take_logs(0.0)
         for node in self.all:
             if node.call is None and node.state == RUNNING and now > node.until:
-                node.call = node.runner.watch.remote(timing.RAY_WATCH_CALL)
+                node.call = node.runner.watch.remote(timing.RAY_WATCH_CALL, node.log_at)
         asked = {node.call: node for node in self.all if node.call is not None}
         if not asked:
             time.sleep(timeout)
@@ -205,6 +211,10 @@ class RayNodes:
                     node.until = time.monotonic() + timing.RAY_RETRY
                     continue
                 answer = _describe(error)
+            if isinstance(answer, Watched):
+                node.log, node.log_at = answer.log, answer.at
+                self._append(node, answer.output)
+                answer = answer.end
             node.last_answer, node.started = time.monotonic(), node.state == RUNNING
             found.append((node, answer))
         return found
@@ -242,8 +252,40 @@ class RayNodes:
         if node.runner is not None:
             with contextlib.suppress(Exception):  # already ended
                 self._ray.kill(node.runner)
+                if node.log:
+                    self._last[self._last_of_log(node)] = node
         node.runner = node.call = None
+        node.log, node.log_at = "", 0
         node.host, node.waits, node.moves = "", False, 0.0
+
+    def _last_of_log(self, node: RayNode) -> Any:
+        """Asks the host of a process that is gone for the end of its log."""
+        assert node.placement is not None
+        where = cluster.on_host(self._ray, node.placement.node_id, soft=False)
+        reserved = cluster.reserved(self._cfg, node.group)
+        options = {"num_cpus": 0, "max_retries": 0, "runtime_env": reserved["runtime_env"]}
+        task = self._ray.remote(last_of_log).options(**options, scheduling_strategy=where)
+        return task.remote(node.log, node.log_at)
+
+    def take_logs(self, seconds: float) -> None:
+        """Waits at most this long for the ends of logs of processes that are gone."""
+        if not self._last:
+            return
+        asked = list(self._last)
+        ready, _ = self._ray.wait(asked, num_returns=len(asked), timeout=seconds)
+        for call in ready:
+            node = self._last.pop(call)
+            with contextlib.suppress(self._ray.exceptions.RayError):  # with its host
+                self._append(node, self._ray.get(call)[0])
+
+    def _append(self, node: RayNode, output: bytes) -> None:
+        """Adds output of a node on another host to its log in the run directory."""
+        if output:
+            log = self._log_of(node)
+            with contextlib.suppress(OSError):  # a full disk, of which the learner tells
+                log.parent.mkdir(parents=True, exist_ok=True)
+                with open(log, "ab") as file:
+                    file.write(output)
 
     def stop(self, node: RayNode) -> None:
         """Asks a node to end."""

@@ -99,6 +99,7 @@ class _RayProgram:
         finally:
             for node in self._nodes.all:
                 self._nodes.drop(node)
+            self._nodes.take_logs(timing.RAY_LOGS)
             if self._monitor is not None:
                 self._monitor.close()
 
