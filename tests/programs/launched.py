@@ -100,7 +100,7 @@ class Launched:
         until = time.monotonic() + timeout
         while not condition():
             assert self.process.poll() is None, self.stderr
-            assert time.monotonic() < until, f"{what} did not come within {timeout:g} s"
+            assert time.monotonic() < until, f"{what} did not come in {timeout:g} s: {self.stderr}"
             time.sleep(0.1)
         self.processes()
 

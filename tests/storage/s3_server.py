@@ -29,14 +29,26 @@ class Server:
         self.fault = lambda method, path, query: None
         self.requests = []
         self._app = DomainDispatcherApplication(create_backend_app)
+        self._listen(host, 0)
+        self.address = f"http://{host}:{self._server.server_port}"
+        self.variables = {**_VARIABLES, "AWS_ENDPOINT_URL": self.address}
+
+    def _listen(self, host, port):
         self._server = werkzeug.serving.make_server(
-            host, 0, self._answer, threaded=True, request_handler=_Silent
+            host, port, self._answer, threaded=True, request_handler=_Silent
         )
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
-        self.address = f"http://{host}:{self._server.server_port}"
-        self.variables = {**_VARIABLES, "AWS_ENDPOINT_URL": self.address}
+
+    @contextlib.contextmanager
+    def refusing(self):
+        """Refuses connections in the body."""
+        self.close()
+        try:
+            yield
+        finally:
+            self._listen(self._server.host, self._server.port)
 
     def _answer(self, environ, start_response):
         request = environ["REQUEST_METHOD"], environ["PATH_INFO"], environ["QUERY_STRING"]

@@ -19,19 +19,17 @@ from rlstack.programs.session.run_dir import RunDir
 from rlstack.storage import files
 from tests.programs.clusters import VARIABLES, cluster, wait_until_empty
 from tests.programs.launched import FAST
-from tests.programs.networks import wait_until_up
+from tests.programs.networks import hiding, wait_until_up
 from tests.programs.running import metrics
 from tests.storage import s3_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.chosen, pytest.mark.timeout(280, method="thread")]
 
-_HIDES = 'mount -t tmpfs none "$1" && shift && exec "$@"'
-
 
 @contextlib.contextmanager
 def _host_without(folder, address):
     """Adds a Ray node that finds an empty folder at a path, as on a machine of its own."""
-    command = ["unshare", "-m", "sh", "-c", _HIDES, "sh", str(folder), sys.executable, "-m"]
+    command = [*hiding(folder), sys.executable, "-m"]
     command += ["ray.scripts.scripts", "start", "--block", "--address", address, "--num-cpus=8"]
     command += ["--object-store-memory=83886080", "--disable-usage-stats"]
     with tempfile.NamedTemporaryFile() as log:
@@ -51,7 +49,7 @@ def _host_without(folder, address):
 
 
 def _can_hide(folder):
-    command = ["unshare", "-m", "sh", "-c", _HIDES, "sh", str(folder), "true"]
+    command = [*hiding(folder), "true"]
     return shutil.which("unshare") and subprocess.run(command, capture_output=True).returncode == 0
 
 

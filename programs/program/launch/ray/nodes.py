@@ -62,6 +62,11 @@ class RayNode:
         self.state, self.since = state, time.monotonic()
 
 
+# Nodes, and of each a `Placement`, an `End`, None if it still runs, or the reason, as text, why its
+# process is lost.
+Answers = list[tuple[RayNode, Placement | End | str | None]]
+
+
 class RayNodes:
     """All nodes of a program, with the operations by which the launcher controls them.
 
@@ -182,13 +187,8 @@ class RayNodes:
         with open(self._setup.directory.node_logs / "hosts.jsonl", "a") as file:
             file.write(json.dumps(record | placement) + "\n")
 
-    def answers(self, timeout: float) -> list[tuple[RayNode, Placement | End | str | None]]:
-        """Waits for answers of processes.
-
-        Returns:
-          Each with its node: a `Placement`, an `End`, None for a node that still runs, or the
-          reason, as text, why the process is lost.
-        """
+    def answers(self, timeout: float) -> Answers:
+        """Waits for answers of processes, and returns them."""
         now = time.monotonic()
         self.take_logs(0.0)
         for node in self.all:
@@ -249,7 +249,7 @@ class RayNodes:
 
     def drop(self, node: RayNode) -> None:
         """Kills a node's process; one that is cut off ends when it is reachable again."""
-        if node.runner is not None:
+        if node.runner is not None and not self.places.silence:  # for which it would wait
             with contextlib.suppress(Exception):  # already ended
                 self._ray.kill(node.runner)
                 if node.log:
@@ -266,6 +266,14 @@ class RayNodes:
         options = {"num_cpus": 0, "max_retries": 0, "runtime_env": reserved["runtime_env"]}
         task = self._ray.remote(last_of_log).options(**options, scheduling_strategy=where)
         return task.remote(node.log, node.log_at)
+
+    def close(self) -> None:
+        """Kills all processes that are left, and takes the ends of their logs."""
+        for node in self.all:
+            self.drop(node)
+        if not self.places.silence:
+            self.take_logs(timing.RAY_LOGS)
+        self.places.close()
 
     def take_logs(self, seconds: float) -> None:
         """Waits at most this long for the ends of logs of processes that are gone."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,8 @@ _WRITERS = ("learner", "replay", "coordinator", "evaluator")  # groups that writ
 class Places:
     """Chooses a host for each node, and notices hosts that join the cluster or will leave it.
 
+    A thread asks the head of the cluster, because calls wait for a head that is gone.
+
     Attributes:
       here: Ray's id of the launcher's host.
     """
@@ -36,10 +40,45 @@ class Places:
         self._ray, self._cfg, self._stored = ray, cfg, stored
         self.here = str(ray.get_runtime_context().get_node_id())
         self._avoided: dict[str, float] = {}  # host -> time until which it is avoided
-        self._leaving: set[str] = set()
-        self._known = {str(host["NodeID"]) for host in ray.nodes()}
         self._joined: set[str] = set()  # hosts to which actors may still move
-        self._looked = time.monotonic()
+        self._changed = threading.Condition()
+        self._asked = self._closed = False
+        self._ask()
+        self._known, self._looked = set(self._hosts), self._answered
+        self._thread = threading.Thread(target=self._run, name="hosts", daemon=True)
+        self._thread.start()
+
+    def _ask(self) -> None:
+        """Asks the head for the hosts."""
+        began = time.monotonic()
+        hosts = {str(host["NodeID"]): host for host in self._ray.nodes() if host["Alive"]}
+        # Ray has no other way to ask; its own library Serve asks so too.
+        leaving = set(self._ray._private.state.state.get_draining_nodes())
+        with self._changed:
+            self._hosts, self._leaving, self._answered = hosts, leaving, began
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._asked or self._closed, timing.RAY_HOSTS)
+                if self._closed:
+                    return
+                self._asked = False
+            with contextlib.suppress(Exception):  # the head is gone, or this process leaves
+                self._ask()
+
+    def close(self) -> None:
+        """Asks no more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(timing.RAY_HOSTS)
+
+    @property
+    def silence(self) -> float:
+        """Seconds for which the head of the cluster has not answered."""
+        return max(0.0, time.monotonic() - self._answered - timing.RAY_HOSTS)
 
     def is_here(self, node: RayNode) -> bool:
         """Whether a node writes to the copy of a run directory in an object store."""
@@ -75,10 +114,9 @@ class Places:
         reserved = cluster.reserved(self._cfg, node.group)
         kinds = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
         return [
-            host["NodeID"]
-            for host in self._ray.nodes()
-            if host["Alive"]
-            and host["NodeID"] not in self._leaving
+            name
+            for name, host in self._hosts.items()
+            if name not in self._leaving
             and all(host["Resources"].get(kind, 0) >= reserved[o] for kind, o in kinds.items())
         ]
 
@@ -92,17 +130,18 @@ class Places:
         """Whether the host of a node has left the cluster."""
         if node.placement is None:
             return False
-        alive = {host["NodeID"] for host in self._ray.nodes() if host["Alive"]}
-        return node.placement.node_id not in alive
+        now = time.monotonic()
+        with self._changed:
+            self._asked = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._answered > now, timing.RAY_HOSTS)
+        return node.placement.node_id not in self._hosts
 
     def look(self) -> bool:
-        """Notices changes of the cluster, if it is time; returns whether it was."""
-        if time.monotonic() < self._looked + timing.RAY_HOSTS:
+        """Notices changes of the cluster; returns whether the head has answered again."""
+        if self._answered == self._looked:
             return False
-        self._looked = time.monotonic()
-        alive = {str(host["NodeID"]) for host in self._ray.nodes() if host["Alive"]}
-        # Ray has no other way to ask; its own library Serve asks so too.
-        self._leaving = set(self._ray._private.state.state.get_draining_nodes())
+        self._looked, alive = self._answered, set(self._hosts)
         self._joined = ((self._joined | alive - self._known) & alive) - self._leaving
         self._known |= alive
         return True

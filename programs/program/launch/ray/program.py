@@ -23,6 +23,7 @@ from rlstack.programs.program.launch.ray.nodes import (
     PAUSED,
     PLACING,
     RUNNING,
+    Answers,
     RayNode,
     RayNodes,
 )
@@ -85,6 +86,7 @@ class _RayProgram:
         self._monitor: ProgramMonitor | None = None
         self._moved: dict[str, str] = {}  # new addresses that the coordinator does not know yet
         self._ends_at = math.inf  # after the loss of a node that the program needs
+        self._has_head = True
 
     def run(self) -> None:
         """Runs until the coordinator has ended, or until the program has lost what it needs."""
@@ -97,9 +99,7 @@ class _RayProgram:
                 self._supervise()
             self._end()
         finally:
-            for node in self._nodes.all:
-                self._nodes.drop(node)
-            self._nodes.take_logs(timing.RAY_LOGS)
+            self._nodes.close()
             if self._monitor is not None:
                 self._monitor.close()
 
@@ -151,34 +151,65 @@ class _RayProgram:
         """Runs until the program is over or has lost a node that it needs."""
         interrupted_at = 0.0
         while self._coordinator.state != ENDED:
-            for node, answer in self._nodes.answers(timing.LAUNCHER_POLL):
-                self._handle(node, answer)
-            for node in self._nodes.silent():
-                self._fail(node, _lost("its host does not answer"))
-            for node in self._nodes.unplaced():
-                if not self._lets_wait(node):
-                    self._fail(node, _lost("Ray found no host for it in time"))
-            if self._nodes.places.look():
-                self._follow_hosts()
+            answers = self._nodes.answers(timing.LAUNCHER_POLL)
+            if self._nodes.places.silence:
+                self._wait_for_head(answers)
+            else:
+                for node, answer in answers:
+                    self._handle(node, answer)
+                self._restart()
             now = time.monotonic()
-            for node in self._nodes.all:
-                if node.state == PAUSED and now >= node.until:
-                    self._nodes.place(node)
-                if 0 < node.moves < now:
-                    self._moved_away(node)
-                ended_for = now - node.since if node.state == ENDED else 0.0
-                if ended_for > timing.RAY_CAUSE and not node.end_checked:
-                    self._check_end(node)
-            self._announce()
             if now > self._ends_at:
                 return
-            if self._signals.received and not interrupted_at:
+            received = self._signals.received or (0 if self._has_head else signal.SIGTERM)
+            if received and not interrupted_at:
                 interrupted_at = now
                 monitor = self._monitor
-                if not monitor or monitor.interrupt(self._signals.received) != base.SAVING:
+                if not monitor or monitor.interrupt(received) != base.SAVING:
                     return
             if interrupted_at and now > interrupted_at + timing.INTERRUPTED:
                 return
+
+    def _restart(self) -> None:
+        """Places nodes again, and moves them."""
+        for node in self._nodes.silent():
+            self._fail(node, _lost("its host does not answer"))
+        for node in self._nodes.unplaced():
+            if not self._lets_wait(node):
+                self._fail(node, _lost("Ray found no host for it in time"))
+        if self._nodes.places.look():
+            self._follow_hosts()
+        now = time.monotonic()
+        for node in self._nodes.all:
+            if node.state == PAUSED and now >= node.until:
+                self._nodes.place(node)
+            if 0 < node.moves < now:
+                self._moved_away(node)
+            ended_for = now - node.since if node.state == ENDED else 0.0
+            if ended_for > timing.RAY_CAUSE and not node.end_checked:
+                self._check_end(node)
+        self._announce()
+
+    def _wait_for_head(self, answers: Answers) -> None:
+        """Lets nodes end, and restarts none, while the head of the cluster does not answer.
+
+        If it does not come back, the program ends, and saves first. Nodes run without it for a
+        minute; then Ray ends all their processes and this one.
+        """
+        for node, answer in answers:
+            is_well = isinstance(answer, End) and not answer.reason
+            if is_well or isinstance(answer, Placement):
+                self._handle(node, answer)
+        silence = self._nodes.places.silence
+        lost_seconds = self._setup.experiment.program.ray.lost_seconds
+        if self._has_head and silence > min(lost_seconds, timing.RAY_HEAD):
+            self._has_head = False
+            end = _lost(
+                f"it has not answered for {silence:.0f} s, and without the head of the cluster Ray "
+                "ends all processes. Start the cluster again, then --resume"
+            )
+            path = str(self._setup.directory.failures)
+            record_failure(path, node="head", end=end, restarts=False)
 
     def _handle(self, node: RayNode, answer: Placement | End | str | None) -> None:
         """Reacts to an answer of a node's process."""
