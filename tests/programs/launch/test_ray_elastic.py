@@ -1,6 +1,7 @@
 """Hosts join a Ray cluster, and leave it with and without a notice, while a program runs on it."""
 
 import collections
+import dataclasses
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 
 from rlstack.programs.config.program_config import RayConfig
 from rlstack.programs.run import train
+from rlstack.storage import checkpoint
 from tests.programs.clusters import NODE, cluster, wait_until_empty
 from tests.programs.launched import Meanwhile, placed
 from tests.programs.running import failures, ppo, run, series, threads
@@ -111,6 +113,32 @@ def test_actors_move_to_a_host_that_joins_and_off_one_that_will_leave(tmp_path):
             run(experiment, directory)
     assert failures(directory) == []
     assert np.isfinite(series(directory, "learner/loss")).all()
+
+
+def test_a_learner_saves_before_its_host_leaves_and_goes_on_elsewhere(tmp_path):
+    directory = tmp_path / "run"
+    with cluster(2, num_cpus=0.2) as hosts:  # the launcher's host has no room for a learner
+
+        def does(meanwhile):
+            meanwhile.wait_for_update()
+            first = newest(directory)["learner"]
+            host = next(host for host in hosts.worker_nodes if host.node_id == first)
+            frames = meanwhile.newest("env_frames")
+            _drain(hosts, host)
+            meanwhile.wait_for(lambda: newest(directory)["learner"] != first)
+            steps = meanwhile.newest("learner/steps")
+            meanwhile.wait_for(lambda: meanwhile.newest("learner/steps") >= steps + 20)
+            assert meanwhile.newest("env_frames") > frames  # there was no other checkpoint
+            _drain(hosts, hosts.head_node)  # with the command, which SIGTERM ends otherwise
+
+        experiment = _experiment(hosts, num_actors=1, max_restarts=3, on_loss="resume")
+        with _Moving(directory, does), pytest.raises(train.Interrupted) as ended:
+            run(dataclasses.replace(experiment, checkpoint_period=100_000_000), directory)
+    assert ended.value.exit_code == 128 + signal.SIGTERM
+    lost, again = failures(directory)
+    assert lost["reason"] == "its host will leave the cluster"
+    assert again["restarts"] and again["program"]
+    assert checkpoint.latest(directory / "checkpoints") is not None
 
 
 def newest(directory):

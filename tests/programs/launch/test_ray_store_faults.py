@@ -33,13 +33,19 @@ NODES = (
 @pytest.fixture
 def hosts(tmp_path, monkeypatch):
     """Three hosts, which share no copies of runs."""
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
     with network(3) as made:
-        for host in made:
-            host.hides = tmp_path / "copies"
-        (tmp_path / "copies").mkdir()
-        for name, value in {**VARIABLES, files.COPIES: str(tmp_path / "copies")}.items():
-            monkeypatch.setenv(name, value)
+        _hide(made, tmp_path / "copies", monkeypatch)
         yield made
+
+
+def _hide(hosts, folder, monkeypatch):
+    """Gives the hosts copies of runs, each its own."""
+    folder.mkdir()
+    monkeypatch.setenv(files.COPIES, str(folder))
+    for host in hosts:
+        host.hides = folder
 
 
 @pytest.fixture
@@ -57,11 +63,11 @@ def url(tmp_path):
 
 
 @contextlib.contextmanager
-def launched(host, address, url, *args):
+def launched(host, url, *args):
     """The command on a host, which alone sees its copies."""
     copy = files.local(url)
     copy.parent.mkdir(parents=True, exist_ok=True)
-    with Launched(copy, *args, *NODES, "--ray-address", address, within=host.within) as program:
+    with Launched(copy, *args, within=host.within) as program:
         yield program
 
 
@@ -80,8 +86,8 @@ def test_a_lost_host_and_an_outage_of_the_store_do_not_keep_a_run_from_learning(
     launcher, other, lost = hosts
     launcher.hides = None
     with ray_on(hosts) as address:
-        args = ("cartpole-ppo", "--frames", 300_000, "--run-dir", url)
-        with launched(launcher, address, url, *args) as program:
+        args = ("cartpole-ppo", *NODES, "--frames", 300_000, "--run-dir", url)
+        with launched(launcher, url, *args, "--ray-address", address) as program:
             program.wait_for(lambda: program.saved_frames() > 0, "a checkpoint", 200)
             with store.refusing():
                 time.sleep(8.0)
@@ -111,20 +117,20 @@ def test_without_its_head_a_run_ends_with_the_cause_and_is_resumed(
     head, launcher, _ = hosts
     launcher.hides = None
     with ray_on(hosts) as address:
-        args = ("cartpole-ppo", "--frames", 100_000_000, "--run-dir", url)
-        with launched(launcher, address, url, *args) as program:
+        args = ("cartpole-ppo", *NODES, "--frames", 100_000_000, "--run-dir", url)
+        with launched(launcher, url, *args, "--ray-address", address) as program:
             program.wait_for(lambda: program.saved_frames() > 0, "a checkpoint", 200)
             head.signal(signal.SIGKILL)
             assert program.end(100) == (1, []), program.stderr  # Ray itself would end it unsaved
             assert "node head failed: it has not answered for 30 s" in program.stderr
             saved, before = program.saved_frames(), metrics(program.run_dir)
     assert saved == before[-1]["env_frames"]
-    monkeypatch.setenv(files.COPIES, str(tmp_path / "other"))  # on another machine
-    with ray_on(hosts[1:]) as address:
-        args = ("--resume", url, "--frames", saved + 10_000)
-        with launched(launcher, address, url, *args) as program:
-            code, left = program.end(250)
-            assert (code, left) == (0, []), program.stderr
+    _hide(hosts, tmp_path / "other", monkeypatch)  # as on other machines
+    launcher.hides = None
+    resume = ("--resume", url, "--frames", saved + 10_000)
+    with ray_on(hosts), launched(launcher, url, *resume) as program:
+        code, left = program.end(250)
+        assert (code, left) == (0, []), program.stderr
     with as_a_reader(monkeypatch, tmp_path / "reader", url) as directory:
         after = metrics(directory.path)
     assert after[: len(before)] == before
