@@ -15,6 +15,7 @@ from rlstack.programs.config.experiment import ProgramConfig
 from rlstack.programs.config.program_config import RayConfig
 from rlstack.programs.study import space
 from rlstack.programs.study.study import SearchConfig, Study
+from rlstack.storage import files
 
 _SEARCH_TASKS = 4  # tasks of a Slurm array for a search, unless --jobs sets another number
 _OF_SEARCHES = ("trials", "prune", "storage")  # options that a grid does not read
@@ -117,6 +118,7 @@ def _check(
         raise UsageError(f"--jobs must be at least 1; got {chosen.jobs}")
     if chosen.submit and chosen.launch != "slurm":
         raise UsageError("--submit needs --launch slurm")
+    _check_shared(chosen.launch, chosen.run_dir)
 
 
 def _study(
@@ -129,6 +131,16 @@ def _study(
         return Study(base, seeds, {name: tuple(found) for name, found in vary.items()})
     values = {name: space.from_words(name, words, base) for name, words in searched.items()}
     return Study(base, seeds, values, SearchConfig(chosen.trials, chosen.prune, chosen.storage))
+
+
+def _check_shared(launch: Launch, run_dir: Path | None) -> None:
+    if launch != "local" and run_dir is not None and files.url_of(files.local(run_dir)):
+        raise UsageError(
+            f"--launch {launch} needs a --run-dir on a file system that all hosts see; got "
+            f"{files.shown(run_dir)}. With a store, the runs of a grid train one after the other "
+            "on a whole cluster: rlstack train PRESET --vary NAME VALUE ... --topology distributed "
+            "--launch ray"
+        )
 
 
 def _train(study: Study, chosen: _SweepOptions) -> None:
@@ -164,6 +176,7 @@ def launching(launch: Launch, cfg: ProgramConfig) -> Iterator[dict[str, Any]]:
 
 def _resume(chosen: _ResumeOptions) -> None:
     part = _part(chosen.task) if chosen.task else (1, 1)
+    _check_shared(chosen.launch, chosen.resume)
     from rlstack.programs.study import train
 
     cfg = ProgramConfig(ray=RayConfig(address=chosen.ray_address))

@@ -106,18 +106,19 @@ def test_actors_move_to_a_host_that_joins_and_off_one_that_will_leave(tmp_path):
             hosts.remove_node(gone, allow_graceful=False)
             steps = meanwhile.newest("learner/steps")
             meanwhile.wait_for(lambda: meanwhile.newest("learner/steps") >= steps + 20)
-            os.kill(os.getpid(), signal.SIGINT)
+            _drain(hosts, hosts.head_node)  # with the command
 
         experiment = _experiment(hosts, num_actors=4)
-        with _Moving(directory, does), pytest.raises(train.Interrupted):
+        with _Moving(directory, does), pytest.raises(train.Interrupted) as ended:
             run(experiment, directory)
+    assert ended.value.exit_code == 128 + signal.SIGTERM
     assert failures(directory) == []
     assert np.isfinite(series(directory, "learner/loss")).all()
 
 
 def test_a_learner_saves_before_its_host_leaves_and_goes_on_elsewhere(tmp_path):
     directory = tmp_path / "run"
-    with cluster(2, num_cpus=0.2) as hosts:  # the launcher's host has no room for a learner
+    with cluster(2, num_cpus=0) as hosts:  # the launcher's host has no room for a learner
 
         def does(meanwhile):
             meanwhile.wait_for_update()
@@ -129,12 +130,11 @@ def test_a_learner_saves_before_its_host_leaves_and_goes_on_elsewhere(tmp_path):
             steps = meanwhile.newest("learner/steps")
             meanwhile.wait_for(lambda: meanwhile.newest("learner/steps") >= steps + 20)
             assert meanwhile.newest("env_frames") > frames  # there was no other checkpoint
-            _drain(hosts, hosts.head_node)  # with the command, which SIGTERM ends otherwise
+            os.kill(os.getpid(), signal.SIGINT)
 
         experiment = _experiment(hosts, num_actors=1, max_restarts=3, on_loss="resume")
-        with _Moving(directory, does), pytest.raises(train.Interrupted) as ended:
+        with _Moving(directory, does), pytest.raises(train.Interrupted):
             run(dataclasses.replace(experiment, checkpoint_period=100_000_000), directory)
-    assert ended.value.exit_code == 128 + signal.SIGTERM
     lost, again = failures(directory)
     assert lost["reason"] == "its host will leave the cluster"
     assert again["restarts"] and again["program"]
