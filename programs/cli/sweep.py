@@ -13,9 +13,9 @@ from rlstack.programs.cli.options import UsageError, parse
 from rlstack.programs.config.env_config import Option
 from rlstack.programs.config.experiment import ProgramConfig
 from rlstack.programs.config.program_config import RayConfig
+from rlstack.programs.session.run_dir import RunDir
 from rlstack.programs.study import space
 from rlstack.programs.study.study import SearchConfig, Study
-from rlstack.storage import files
 
 _SEARCH_TASKS = 4  # tasks of a Slurm array for a search, unless --jobs sets another number
 _OF_SEARCHES = ("trials", "prune", "storage")  # options that a grid does not read
@@ -134,12 +134,11 @@ def _study(
 
 
 def _check_shared(launch: Launch, run_dir: Path | None) -> None:
-    if launch != "local" and run_dir is not None and files.url_of(files.local(run_dir)):
+    if launch != "local" and run_dir is not None and RunDir.at(run_dir).is_stored:
         raise UsageError(
             f"--launch {launch} needs a --run-dir on a file system that all hosts see; got "
-            f"{files.shown(run_dir)}. With a store, the runs of a grid train one after the other "
-            "on a whole cluster: rlstack train PRESET --vary NAME VALUE ... --topology distributed "
-            "--launch ray"
+            f"{RunDir.at(run_dir).name}. With a store, each run of a grid can train on all hosts: "
+            "rlstack train PRESET --vary NAME VALUE ... --topology distributed --launch ray"
         )
 
 

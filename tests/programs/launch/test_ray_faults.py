@@ -122,7 +122,8 @@ def test_losing_a_host_every_10_s_does_not_keep_a_program_from_learning(tmp_path
     assert len(lost) >= 6
     assert all(f["restarts"] for f in lost)
     assert not {f["node"] for f in lost} & {"learner", "replay", "coordinator"}
-    assert 3 <= series(directory, "program/restarts")[-1] <= len(lost)
+    again = sum(record["incarnation"] > 0 for record in placed(directory))  # and moves to new hosts
+    assert 3 <= series(directory, "program/restarts")[-1] <= again
     assert series(directory, "program/lost_frames")[-1] > 0
     assert np.isfinite(series(directory, "learner/loss")).all()
     print(f"{len(lost)} restarts, {series(directory, 'program/lost_frames')[-1]:.0f} lost frames")

@@ -124,7 +124,8 @@ def test_without_its_head_a_run_ends_with_the_cause_and_is_resumed(
             assert program.end(100) == (1, []), program.stderr  # Ray itself would end it unsaved
             assert "node head failed: it has not answered for 30 s" in program.stderr
             saved, before = program.saved_frames(), metrics(program.run_dir)
-    assert saved == before[-1]["env_frames"]
+    kept = [line for line in before if line["env_frames"] <= saved]
+    assert len(kept) >= len(before) - 1  # some frames come while the learner saves
     _hide(hosts, tmp_path / "other", monkeypatch)  # as on other machines
     launcher.hides = None
     resume = ("--resume", url, "--frames", saved + 10_000)
@@ -133,5 +134,5 @@ def test_without_its_head_a_run_ends_with_the_cause_and_is_resumed(
         assert (code, left) == (0, []), program.stderr
     with as_a_reader(monkeypatch, tmp_path / "reader", url) as directory:
         after = metrics(directory.path)
-    assert after[: len(before)] == before
-    assert saved < after[len(before)]["env_frames"] < saved + 10_000 <= after[-1]["env_frames"]
+    assert after[: len(kept)] == kept
+    assert saved < after[len(kept)]["env_frames"] < saved + 10_000 <= after[-1]["env_frames"]

@@ -5,6 +5,7 @@ Ray only places and watches this process. Nodes call one another without Ray.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import tempfile
@@ -137,6 +138,7 @@ class NodeRunner:
             handle, log = tempfile.mkstemp(prefix="rlstack-", suffix=".log")
             os.close(handle)
             self._log = log
+            atexit.register(Path(log).unlink, missing_ok=True)  # if nobody reads the end of it
         Path(log).parent.mkdir(parents=True, exist_ok=True)
         with open(log, "ab") as file:
             os.dup2(file.fileno(), 1)
