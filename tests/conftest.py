@@ -88,6 +88,23 @@ def compilations(caplog):
     return compilations
 
 
+@pytest.fixture(scope="module")
+def _s3_of_file():
+    from tests.storage import s3_server
+
+    with s3_server.started() as server:
+        yield server
+
+
+@pytest.fixture
+def s3(_s3_of_file, monkeypatch):
+    """A server of S3, which this process and its children use; one for each file of tests."""
+    for name, value in _s3_of_file.variables.items():
+        monkeypatch.setenv(name, value)
+    yield _s3_of_file
+    _s3_of_file.fault = lambda method, path, query: None
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _forget_compiled():
     """Drops compiled functions after each file: the next file cannot use them; they take GBs."""

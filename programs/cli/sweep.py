@@ -13,6 +13,7 @@ from rlstack.programs.cli.options import UsageError, parse
 from rlstack.programs.config.env_config import Option
 from rlstack.programs.config.experiment import ProgramConfig
 from rlstack.programs.config.program_config import RayConfig
+from rlstack.programs.session.run_dir import RunDir
 from rlstack.programs.study import space
 from rlstack.programs.study.study import SearchConfig, Study
 
@@ -117,6 +118,7 @@ def _check(
         raise UsageError(f"--jobs must be at least 1; got {chosen.jobs}")
     if chosen.submit and chosen.launch != "slurm":
         raise UsageError("--submit needs --launch slurm")
+    _check_shared(chosen.launch, chosen.run_dir)
 
 
 def _study(
@@ -129,6 +131,15 @@ def _study(
         return Study(base, seeds, {name: tuple(found) for name, found in vary.items()})
     values = {name: space.from_words(name, words, base) for name, words in searched.items()}
     return Study(base, seeds, values, SearchConfig(chosen.trials, chosen.prune, chosen.storage))
+
+
+def _check_shared(launch: Launch, run_dir: Path | None) -> None:
+    if launch != "local" and run_dir is not None and RunDir.at(run_dir).is_stored:
+        raise UsageError(
+            f"--launch {launch} needs a --run-dir on a file system that all hosts see; got "
+            f"{RunDir.at(run_dir).name}. With a store, each run of a grid can train on all hosts: "
+            "rlstack train PRESET --vary NAME VALUE ... --topology distributed --launch ray"
+        )
 
 
 def _train(study: Study, chosen: _SweepOptions) -> None:
@@ -164,6 +175,7 @@ def launching(launch: Launch, cfg: ProgramConfig) -> Iterator[dict[str, Any]]:
 
 def _resume(chosen: _ResumeOptions) -> None:
     part = _part(chosen.task) if chosen.task else (1, 1)
+    _check_shared(chosen.launch, chosen.resume)
     from rlstack.programs.study import train
 
     cfg = ProgramConfig(ray=RayConfig(address=chosen.ray_address))

@@ -46,7 +46,7 @@ class RayConfig(Checked):
     lost_seconds: float = 30.0
     """Seconds without contact after which the nodes of a host are moved to other hosts."""
     place_seconds: float = 120.0
-    """Seconds that Ray may take to find a host for a node before the run fails."""
+    """Seconds that Ray may take to find a host for a node; then the run fails, or actors wait."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -22,7 +22,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,7 +119,7 @@ class RunLock:
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise _locked(path, _read(path)) from None
+            raise locked(path.parent, _read(path)) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
@@ -134,12 +134,12 @@ class RunLock:
     def _take_lease(self) -> None:
         path = self.claim.path
         holder = _read(path)
-        if _is_held(path, holder):
-            raise _locked(path, holder)
+        if is_held(holder, lambda: _read(path) != holder, _LEASE, _BEAT / 4):
+            raise locked(path.parent, holder)
         write(path, self.content(beat=0))
         time.sleep(_SETTLE)
         if (holder := _read(path)).get("token") != self.claim.token:
-            raise _locked(path, holder)
+            raise locked(path.parent, holder)
         self._thread = threading.Thread(target=self._renew, name="run-lock", daemon=True)
         self._thread.start()
 
@@ -179,23 +179,33 @@ class RunLock:
         os.close(self._handle)
 
 
-def _is_held(path: Path, holder: dict[str, Any]) -> bool:
-    """Whether the process named in a lease is alive; may wait for the lease to be renewed."""
+def is_held(
+    holder: Mapping[str, Any], is_renewed: Callable[[], bool], lease: float, pause: float
+) -> bool:
+    """Whether the process named in a lease is alive.
+
+    Args:
+      holder: the content of the lease.
+      is_renewed: whether the lease has changed. It is asked where the process cannot be seen.
+      lease: seconds without a change after which the process is taken for dead.
+      pause: seconds before each call of `is_renewed`.
+    """
     if "pid" not in holder:
         return False
     if (alive := is_alive(holder)) is not None:
         return alive
-    until = time.monotonic() + _LEASE
+    until = time.monotonic() + lease
     while time.monotonic() < until:
-        time.sleep(_BEAT / 4)
-        if _read(path) != holder:
+        time.sleep(pause)
+        if is_renewed():
             return True
     return False
 
 
-def _locked(path: Path, holder: dict[str, Any]) -> RunLockedError:
+def locked(where: Path | str, holder: Mapping[str, Any]) -> RunLockedError:
+    """Returns the error for a directory to which another command writes."""
     return RunLockedError(
-        f"RunDir: only one command at a time may write to {path.parent}; {describe(holder)} does. "
+        f"RunDir: only one command at a time may write to {where}; {describe(holder)} does. "
         "Wait until it ends, or stop it."
     )
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from rlstack.programs.session import run_lock, timing
-from rlstack.programs.session.run_lock import ClaimLostError, RunLock, RunLockedError, holder_of
+from rlstack.programs.session.run_lock import ClaimLostError, RunLock, holder_of
 from rlstack.programs.session.signals import Interrupted, at_sudden_end
 from rlstack.storage import files
 from rlstack.storage.mirror import MANIFEST, STATE, Manifest, Mirror
@@ -245,7 +245,7 @@ class _Writer:
         ):
             now = Manifest.read(self._objects)
             if now is not None and now[0].holder.get("token") == found[0].holder.get("token"):
-                raise _locked(self._objects.url, now[0].holder)
+                raise run_lock.locked(self._objects.url, now[0].holder)
             found = now
         before, self._tag = found or (Manifest(), "")
         mirror = self._mirror
@@ -260,7 +260,7 @@ class _Writer:
             self._commit(holder=self._lock.content(), mark=mirror.mark)
         except ClaimLostError:
             found = Manifest.read(self._objects)
-            raise _locked(self._objects.url, found[0].holder if found else {}) from None
+            raise run_lock.locked(self._objects.url, found[0].holder if found else {}) from None
         return before
 
     @contextlib.contextmanager
@@ -425,28 +425,18 @@ def _keys(named: Mapping[str, Any]) -> set[str]:
 def _is_held(objects: Objects, manifest: Manifest, tag: str) -> bool:
     """Whether the command that a manifest names is alive; may wait for its next beat."""
     holder = manifest.holder
-    if "pid" not in holder:
-        return False
-    if (alive := run_lock.is_alive(holder)) is not None:
-        return alive
-    _log.warning(
-        "%s has %s; this command waits up to %g s to see whether it still runs.",
-        run_lock.describe(holder),
-        objects.url,
+    if "pid" in holder and run_lock.is_alive(holder) is None:
+        _log.warning(
+            "%s has %s; this command waits up to %g s to see whether it still runs.",
+            run_lock.describe(holder),
+            objects.url,
+            timing.STORE_LEASE,
+        )
+    return run_lock.is_held(
+        holder,
+        lambda: objects.tag(MANIFEST) != tag,
         timing.STORE_LEASE,
-    )
-    until = time.monotonic() + timing.STORE_LEASE
-    while time.monotonic() < until:
-        time.sleep(timing.STORE_PERIOD / 4)
-        if objects.tag(MANIFEST) != tag:
-            return True
-    return False
-
-
-def _locked(url: str, holder: Mapping[str, Any]) -> RunLockedError:
-    return RunLockedError(
-        f"RunDir: only one command at a time may write to {url}; {run_lock.describe(holder)} does. "
-        "Wait until it ends, or stop it."
+        timing.STORE_PERIOD / 4,
     )
 
 

@@ -164,10 +164,17 @@ DISPLAY_CALL = 60.0
 
 # How long one call waits in a node's process for the end of the node.
 RAY_WATCH_CALL = 3.0
+# For the ends of logs on other hosts, at the end; Ray starts a process there to read them.
+RAY_LOGS = 5.0
 # Before a process that Ray cannot reach is asked again.
 RAY_RETRY = 0.5
 # After a failure: for learning of the failure of another node that caused this one.
 RAY_CAUSE = 3.0
+# Between two looks at the hosts of the cluster, for those that join it or will leave it.
+RAY_HOSTS = 2.0
+# The head of the cluster is taken for lost after this long at most: after a minute Ray ends all
+# processes, and until then the program must have saved.
+RAY_HEAD = 30.0
 # A host that stopped answering gets no new nodes for this long.
 RAY_AVOID_HOST = 60.0
 
@@ -211,4 +218,5 @@ assert GRACE < INTERRUPTED_WITHOUT_STATE < GRACE_TO_SAVE
 assert REPLAY_LINGER < GRACE_TO_SAVE < RAY_GRACE < NODES_NOTICE < INTERRUPTED
 assert 5 * STORE_PERIOD < STORE_LEASE < STORE_AWAY
 assert STORE_ANSWER < STORE_LEASE
+assert RAY_HOSTS + RAY_HEAD + INTERRUPTED + RAY_GRACE < 60.0
 assert ASK_COORDINATOR < INTERRUPTED_WITHOUT_STATE

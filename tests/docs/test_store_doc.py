@@ -26,17 +26,9 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "using_runs.md"
 pytestmark = [pytest.mark.slow, pytest.mark.chosen, pytest.mark.timeout(280)]
 
 
-@pytest.fixture(scope="module")
-def server():
-    with s3_server.started() as server:
-        yield server
-
-
 @pytest.fixture
-def on_host(server, monkeypatch, tmp_path):
+def on_host(s3, monkeypatch, tmp_path):
     """Returns a function that gives this process the copies of another host."""
-    for name, value in {**s3_server.VARIABLES, "AWS_ENDPOINT_URL": server.address}.items():
-        monkeypatch.setenv(name, value)
 
     def go(name):
         monkeypatch.setenv(files.COPIES, str(tmp_path / name))
@@ -85,7 +77,7 @@ def test_the_commands_of_the_page(on_host, capsys, caplog):
     assert f"--resume {url}" in capsys.readouterr().err
     written = [path for path in files.copies().parent.rglob("*") if path.is_file()]
     assert len(written) > 50
-    secret = s3_server.VARIABLES["AWS_SECRET_ACCESS_KEY"].encode()
+    secret = s3_server.SECRET.encode()
     assert [path for path in written if secret in path.read_bytes()] == []
     # The newest checkpoint is damaged in the store: an older one is used.
     store = Objects(url, 5.0)

@@ -15,13 +15,15 @@ VARIABLES = {
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
+    # Else a file in the user's home decides, which any Ray of this user has made.
+    "RAY_AUTH_MODE": "disabled",
 }
 NODE = {"num_cpus": 8, "object_store_memory": 80 << 20}
 
 
 @contextlib.contextmanager
-def cluster(workers):
-    """A head and some workers, each a `NODE`; stops all of them at the end."""
+def cluster(workers, **head):
+    """A head, perhaps with other arguments, and some workers; stops all of them at the end."""
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # short, because socket paths have a limit
     before = dict(os.environ)
     os.environ.update(VARIABLES, RAY_TMPDIR=folder)
@@ -29,7 +31,9 @@ def cluster(workers):
 
     made = None
     try:
-        made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+        made = Cluster(
+            initialize_head=True, head_node_args={**NODE, "include_dashboard": False, **head}
+        )
         for _ in range(workers):
             made.add_node(**NODE)
         yield made

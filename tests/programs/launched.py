@@ -1,9 +1,12 @@
-"""Runs the command line in a child process; tests can find and kill its nodes."""
+"""Runs programs of several nodes while a test finds, kills and moves their nodes."""
 
 import contextlib
+import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 
 import psutil
@@ -12,6 +15,11 @@ from rlstack.storage import checkpoint
 from tests.programs.running import failures, metrics
 
 FAST = ("--log-period", "1000", "--evaluator.episodes", "2", "--evaluator.num-envs", "2")
+
+
+def placed(directory):
+    """The placements of nodes, in order of time."""
+    return [json.loads(line) for line in (directory / "logs" / "hosts.jsonl").open()]
 
 
 class Launched:
@@ -92,7 +100,7 @@ class Launched:
         until = time.monotonic() + timeout
         while not condition():
             assert self.process.poll() is None, self.stderr
-            assert time.monotonic() < until, f"{what} did not come within {timeout:g} s"
+            assert time.monotonic() < until, f"{what} did not come in {timeout:g} s: {self.stderr}"
             time.sleep(0.1)
         self.processes()
 
@@ -134,3 +142,51 @@ class Launched:
     def failures(self):
         """The records of failed nodes."""
         return failures(self.run_dir)
+
+
+class Meanwhile(threading.Thread):
+    """Acts on a program that runs in the main thread, and reports errors raised in this thread."""
+
+    def __init__(self, directory, does):
+        super().__init__(daemon=True)
+        self.directory, self._does = directory, does
+        self._ended, self._error = threading.Event(), None
+
+    def run(self):
+        try:
+            self._does(self)
+        except BaseException as error:
+            if not self._ended.is_set():  # else the program has ended first
+                self._error = error
+                os.kill(os.getpid(), signal.SIGINT)
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self._ended.set()
+        self.join()
+        if self._error is not None:
+            raise self._error
+
+    def wait_for(self, condition, timeout=90.0):
+        """Waits until the condition is true."""
+        until = time.monotonic() + timeout
+        while not condition():
+            assert time.monotonic() < until
+            assert not self._ended.wait(0.05)
+
+    def wait_for_update(self):
+        """Waits until the program has made a learner step."""
+        self.wait_for(lambda: self.newest("learner/loss") is not None)
+
+    def newest(self, name):
+        """The newest value of a log, None if there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            values = [line[name] for line in metrics(self.directory) if name in line]
+            return values[-1] if values else None
+
+    def where(self, name):
+        """The last known placement of a node."""
+        return [record for record in placed(self.directory) if record["node"] == name][-1]

@@ -16,17 +16,38 @@ import pytest
 
 from tests.programs.clusters import VARIABLES
 
+_HIDES = 'mount -t tmpfs none "$1" && shift && exec "$@"'
+
+
+def hiding(folder):
+    """The prefix that runs a command for which a folder is empty, as on a machine of its own."""
+    return ("unshare", "-m", "sh", "-c", _HIDES, "sh", str(folder))
+
 
 class Host:
-    """One namespace."""
+    """One namespace.
+
+    Attributes:
+      hides: a folder that is empty on this host; None for a host that has all files of the machine.
+    """
 
     def __init__(self, name, address, wire):
         self.name, self.address, self._wire = name, address, wire
+        self.hides = None
 
     @property
     def within(self):
         """The prefix that runs a command in the namespace."""
-        return ("ip", "netns", "exec", self.name)
+        hides = () if self.hides is None else hiding(self.hides)
+        return ("ip", "netns", "exec", self.name, *hides)
+
+    def signal(self, number):
+        """Sends a signal to all processes of the host."""
+        command = ["ip", "netns", "pids", self.name]
+        shown = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10)
+        for pid in map(int, shown.stdout.split()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def connect(self, up):
         """Sets the host's network link up or down."""
@@ -48,7 +69,10 @@ def _ip(*args):
 
 @contextlib.contextmanager
 def network(size):
-    """Namespaces on one bridge; skips the test if the user may not create them."""
+    """Namespaces on one bridge; skips the test if the user may not create them.
+
+    At the address .254 they reach this process.
+    """
     mark = secrets.token_hex(2)
     bridge, subnet = f"rlb{mark}", f"10.213.{secrets.randbelow(250)}"
     hosts = [Host(f"rl{mark}-{i}", f"{subnet}.{i}", f"rlw{mark}{i}") for i in range(1, size + 1)]
@@ -58,6 +82,7 @@ def network(size):
         try:
             _ip("link", "add", bridge, "type", "bridge")
             stack.callback(_ip, "link", "del", bridge)
+            _ip("addr", "add", f"{subnet}.254/24", "dev", bridge)
             _ip("link", "set", bridge, "up")
             for host in hosts:
                 _ip("netns", "add", host.name)

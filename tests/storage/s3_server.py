@@ -9,26 +9,46 @@ import werkzeug.serving
 from moto.server import DomainDispatcherApplication, create_backend_app
 
 BUCKET = "bucket"
+SECRET = "secret-of-tests"
+_VARIABLES = {
+    "AWS_ACCESS_KEY_ID": "key-of-tests",
+    "AWS_SECRET_ACCESS_KEY": SECRET,
+    "AWS_REGION": "us-east-1",
+}
 
 
 class Server:
     """The server.
 
-    `fault(method, path, query)` returns what happens to a request: None, seconds to wait, "403",
-    "503", "cut" before the request is done, "lost" to do it and cut the answer, or "half" of it.
+    A process with `variables` in its environment uses it. `fault(method, path, query)` returns what
+    happens to a request: None, seconds to wait, "403", "503", "cut" before the request is done,
+    "lost" to do it and cut the answer, or "half" of it.
     """
 
-    def __init__(self):
+    def __init__(self, host):
         self.fault = lambda method, path, query: None
         self.requests = []
         self._app = DomainDispatcherApplication(create_backend_app)
+        self._listen(host, 0)
+        self.address = f"http://{host}:{self._server.server_port}"
+        self.variables = {**_VARIABLES, "AWS_ENDPOINT_URL": self.address}
+
+    def _listen(self, host, port):
         self._server = werkzeug.serving.make_server(
-            "127.0.0.1", 0, self._answer, threaded=True, request_handler=_Silent
+            host, port, self._answer, threaded=True, request_handler=_Silent
         )
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
-        self.address = f"http://127.0.0.1:{self._server.server_port}"
+
+    @contextlib.contextmanager
+    def refusing(self):
+        """Refuses connections in the body."""
+        self.close()
+        try:
+            yield
+        finally:
+            self._listen(self._server.host, self._server.port)
 
     def _answer(self, environ, start_response):
         request = environ["REQUEST_METHOD"], environ["PATH_INFO"], environ["QUERY_STRING"]
@@ -72,17 +92,10 @@ class _Silent(werkzeug.serving.WSGIRequestHandler):
         pass
 
 
-VARIABLES = {
-    "AWS_ACCESS_KEY_ID": "key-of-tests",
-    "AWS_SECRET_ACCESS_KEY": "secret-of-tests",
-    "AWS_REGION": "us-east-1",
-}
-
-
 @contextlib.contextmanager
-def started():
-    """Yields the server, with an empty bucket."""
-    server = Server()
+def started(host="127.0.0.1"):
+    """Yields the server at an address of this machine, with an empty bucket."""
+    server = Server(host)
     try:
         request = urllib.request.Request(f"{server.address}/{BUCKET}", method="PUT")
         urllib.request.urlopen(request, timeout=20).close()

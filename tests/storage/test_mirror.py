@@ -17,19 +17,10 @@ from tests.storage import s3_server
 pytestmark = pytest.mark.timeout(60)
 
 
-@pytest.fixture(scope="module")
-def running():
-    with s3_server.started() as server:
-        yield server
-
-
 @pytest.fixture
-def server(running, monkeypatch):
-    for name, value in {**s3_server.VARIABLES, "AWS_ENDPOINT_URL": running.address}.items():
-        monkeypatch.setenv(name, value)
+def server(s3, monkeypatch):
     monkeypatch.setattr(objects, "_FIRST_PAUSE", 0.01)
-    yield running
-    running.fault = lambda method, path, query: None
+    return s3
 
 
 @pytest.fixture
@@ -114,7 +105,7 @@ def test_a_store_that_is_away_is_named_with_the_variables(server, store, monkeyp
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(StoreAwayError, match="error sending request") as raised:
         Objects(store.url, 0.05).put("one", b"")
-    assert s3_server.VARIABLES["AWS_SECRET_ACCESS_KEY"] not in str(raised.value)
+    assert s3_server.SECRET not in str(raised.value)
 
 
 def test_without_the_package_the_error_has_the_pip_command(monkeypatch):

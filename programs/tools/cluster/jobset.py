@@ -19,15 +19,11 @@ _GRACE = 60  # seconds from the request to end until a pod is killed: the run sa
 
 def text(job: Job, options: JobSetOptions) -> str:
     """Returns the file."""
-    command = [*job.words]
-    jobs = [_job(job, options, "learner", job.learners, command)]
+    groups, command = {"learner": job.learners}, [*job.words]
     if job.actors is not None:
-        command += ["--program.hosts", _names(job, "learner", job.learners)]
-        command.append(_names(job, "actor", job.actors))
-        jobs = [
-            _job(job, options, "learner", job.learners, command),
-            _job(job, options, "actor", job.actors, command),
-        ]
+        groups["actor"] = job.actors
+        command += ["--program.hosts", *(_names(job, *group) for group in groups.items())]
+    jobs = [_job(job, options, name, hosts, command) for name, hosts in groups.items()]
     job_set = {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",

@@ -4,30 +4,33 @@ import dataclasses
 import json
 import os
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rlstack.programs.config.encoding import from_json, to_json
 from rlstack.programs.config.experiment import ProgramConfig
 from rlstack.programs.config.program_config import RayConfig
-from rlstack.programs.program.launch.ray import cluster
-from rlstack.programs.program.launch.ray.nodes import RayNodes
+from rlstack.programs.program.graph import Node
+from rlstack.programs.program.launch.ray import cluster, runner
+from rlstack.programs.program.launch.ray.nodes import RUNNING, RayNode, RayNodes
+from rlstack.programs.program.launch.ray.places import Places
 from rlstack.programs.run import launch
+from rlstack.programs.session import timing
 from tests.programs.clusters import wait_until_empty
+from tests.programs.launched import placed
 from tests.programs.running import dqn, params, ppo, run, same, series, threads
 
 pytest.importorskip("ray")
+from ray.util import scheduling_strategies
+
 pytestmark = pytest.mark.timeout(180, method="thread")
 
 
 def on(hosts, **program):
     return {"launch": "ray", "ray": RayConfig(address=hosts.address), **program}
-
-
-def placed(directory):
-    """The placements of nodes, in order of time."""
-    return [json.loads(line) for line in (directory / "logs" / "hosts.jsonl").open()]
 
 
 @pytest.mark.slow
@@ -159,6 +162,123 @@ def test_what_is_reserved_follows_the_config():
     assert "JAX_PLATFORMS" not in learner["runtime_env"]["env_vars"]
     assert (cfg.host_group("actor"), cfg.host_group("replay")) == ("inferencer", "")
     assert {RayConfig().host_group(group) for group in ("replay", "coordinator")} == {"learner"}
+
+
+def test_the_log_of_another_host_is_read_in_bounded_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "_CHUNK", 10)
+    monkeypatch.setattr(runner, "_MOST", 40)
+    log = tmp_path / "log"
+    with open(log, "ab", buffering=0) as file:
+        file.write(b"one\n")
+        assert runner.read_log(log, 0) == (b"one\n", 4)
+        assert runner.read_log(log, 4) == (b"", 4)
+        file.write(b"two\n" + 20 * b"." + b"\nlast line")
+        left_out = b"[24 bytes of output are left out]\n"
+        assert runner.read_log(log, 4) == (left_out + b"\nlast line", 38)
+        file.write(b"end\n")
+        assert runner.read_log(log, 38) == (b"end\n", 0)  # it is emptied
+        assert runner.read_log(log, 0) == (b"", 0)
+        file.write(b"again")
+        assert runner.last_of_log(log, 0) == (b"again", 5)
+    assert not log.exists()
+
+
+class _Head:
+    """The part of Ray that tells the hosts."""
+
+    def __init__(self):
+        self.hosts, self.leaving = ["a", "b"], {}
+        here = SimpleNamespace(get_node_id=lambda: "a")
+        self.get_runtime_context = lambda: here
+        state = SimpleNamespace(get_draining_nodes=lambda: self.leaving)
+        self._private = SimpleNamespace(state=SimpleNamespace(state=state))
+        self.util = SimpleNamespace(scheduling_strategies=scheduling_strategies)
+
+    def nodes(self):
+        resources = {"CPU": 4.0}
+        return [{"NodeID": 56 * h, "Alive": True, "Resources": resources} for h in self.hosts]
+
+
+def _actors(*hosts):
+    made = []
+    for rank, host in enumerate(hosts):
+        node = RayNode(Node(f"actor/{rank}", object, (), "worker", True), rank, None)
+        node.host, node.state = 56 * host, RUNNING
+        made.append(node)
+    return made
+
+
+@pytest.fixture
+def head(monkeypatch):
+    monkeypatch.setattr(timing, "RAY_HOSTS", 0.01)
+    return _Head()
+
+
+def _look(places):
+    """Lets the launcher notice what the head says now."""
+    places._ask()
+    assert places.look()
+
+
+def test_a_host_that_joins_gets_actors_of_the_fullest_until_it_has_nearly_as_many(head):
+    places = Places(head, RayConfig(), stored=False)
+    actors = _actors("a", "a", "a", "b", "b")
+    try:
+        _look(places)
+        assert places.to_move(actors) is None  # nothing has joined
+        head.hosts.append("c")
+        _look(places)
+        assert places.to_move(actors) is actors[2]
+        actors[2].host = 56 * "c"
+        assert places.to_move(actors) is None
+        head.hosts.append("d")
+        _look(places)
+        assert places.to_move(actors) is actors[1]
+        places.refused()  # it has no room
+        assert places.to_move(actors) is None
+    finally:
+        places.close()
+    together = Places(head, RayConfig(together={"actor": "inferencer"}), stored=False)
+    try:
+        head.hosts.append("e")
+        _look(together)
+        assert together.to_move(actors) is None
+    finally:
+        together.close()
+
+
+def test_a_lost_node_goes_to_the_emptiest_host_that_stays_and_has_room(head):
+    places = Places(head, RayConfig(), stored=False)
+    lost, *others = _actors("", "a", "a", "b")
+    try:
+        assert places.next(lost, [lost, *others])[0] == 56 * "b"
+        head.leaving = {56 * "b": 0}
+        _look(places)
+        assert places.is_leaving(56 * "b") and not places.is_leaving(56 * "a")
+        assert places.next(lost, [lost, *others])[0] == 56 * "a"
+        head.hosts.remove("b")
+        others[2].placement = SimpleNamespace(node_id=56 * "b")
+        assert places.is_gone(others[2])
+    finally:
+        places.close()
+    few = Places(head, RayConfig(cpus={"actor": 5}), stored=False)
+    try:
+        assert few.next(lost, [lost, *others]) == ("", "SPREAD")
+    finally:
+        few.close()
+
+
+def test_a_head_that_does_not_answer_is_silent(head):
+    places = Places(head, RayConfig(), stored=False)
+    try:
+        head.nodes = lambda: 1 / 0
+        time.sleep(0.1)
+        assert 0.05 < places.silence < 1.0
+        del head.nodes
+        time.sleep(0.05)
+        assert places.silence < 0.05
+    finally:
+        places.close()
 
 
 def _sent():

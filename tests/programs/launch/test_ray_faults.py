@@ -1,11 +1,9 @@
 """Processes and hosts of a Ray cluster fail: nodes are placed elsewhere, or the program ends."""
 
-import contextlib
 import dataclasses
 import os
 import random
 import signal
-import threading
 import time
 
 import numpy as np
@@ -17,8 +15,8 @@ from rlstack.programs.run import train
 from rlstack.programs.run.launch import ProgramError
 from rlstack.storage import checkpoint
 from tests.programs.clusters import NODE, cluster, wait_until_empty
-from tests.programs.launch.test_ray import on, placed
-from tests.programs.launched import FAST, Launched
+from tests.programs.launch.test_ray import on
+from tests.programs.launched import FAST, Launched, Meanwhile, placed
 from tests.programs.running import failures, metrics, ppo, run, series, threads
 
 pytest.importorskip("launchpad")
@@ -32,53 +30,6 @@ def _nothing_left():
     yield
     assert wait_until_empty() == []
     assert threads() <= before
-
-
-class Meanwhile(threading.Thread):
-    """Acts on a program that runs in the main thread, and reports errors raised in this thread."""
-
-    def __init__(self, directory, does):
-        super().__init__(daemon=True)
-        self.directory, self._does = directory, does
-        self._ended, self._error = threading.Event(), None
-
-    def run(self):
-        try:
-            self._does(self)
-        except BaseException as error:
-            self._error = error
-            os.kill(os.getpid(), signal.SIGINT)
-
-    def __enter__(self):
-        self.start()
-        return self
-
-    def __exit__(self, *_):
-        self._ended.set()
-        self.join()
-        if self._error is not None:
-            raise self._error
-
-    def wait_for(self, condition, timeout=90.0):
-        """Waits until the condition is true."""
-        until = time.monotonic() + timeout
-        while not condition():
-            assert time.monotonic() < until
-            assert not self._ended.wait(0.05)
-
-    def wait_for_update(self):
-        """Waits until the program has made a learner step."""
-        self.wait_for(lambda: self.newest("learner/loss") is not None)
-
-    def newest(self, name):
-        """The newest value of a log, None if there is none."""
-        with contextlib.suppress(FileNotFoundError):
-            values = [line[name] for line in metrics(self.directory) if name in line]
-            return values[-1] if values else None
-
-    def where(self, name):
-        """The last known placement of a node."""
-        return [record for record in placed(self.directory) if record["node"] == name][-1]
 
 
 def kill(name):
@@ -171,7 +122,8 @@ def test_losing_a_host_every_10_s_does_not_keep_a_program_from_learning(tmp_path
     assert len(lost) >= 6
     assert all(f["restarts"] for f in lost)
     assert not {f["node"] for f in lost} & {"learner", "replay", "coordinator"}
-    assert 3 <= series(directory, "program/restarts")[-1] <= len(lost)
+    again = sum(record["incarnation"] > 0 for record in placed(directory))  # and moves to new hosts
+    assert 3 <= series(directory, "program/restarts")[-1] <= again
     assert series(directory, "program/lost_frames")[-1] > 0
     assert np.isfinite(series(directory, "learner/loss")).all()
     print(f"{len(lost)} restarts, {series(directory, 'program/lost_frames')[-1]:.0f} lost frames")

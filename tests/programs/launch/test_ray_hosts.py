@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from tests.programs.clusters import wait_until_empty
-from tests.programs.launch.test_ray import placed
-from tests.programs.launched import FAST, Launched
+from tests.programs.launched import FAST, Launched, placed
 from tests.programs.networks import network, ray_on
 from tests.programs.running import metrics, series
 

@@ -19,19 +19,17 @@ from rlstack.programs.session.run_dir import RunDir
 from rlstack.storage import files
 from tests.programs.clusters import VARIABLES, cluster, wait_until_empty
 from tests.programs.launched import FAST
-from tests.programs.networks import wait_until_up
+from tests.programs.networks import hiding, wait_until_up
 from tests.programs.running import metrics
 from tests.storage import s3_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.chosen, pytest.mark.timeout(280, method="thread")]
 
-_HIDES = 'mount -t tmpfs none "$1" && shift && exec "$@"'
-
 
 @contextlib.contextmanager
 def _host_without(folder, address):
     """Adds a Ray node that finds an empty folder at a path, as on a machine of its own."""
-    command = ["unshare", "-m", "sh", "-c", _HIDES, "sh", str(folder), sys.executable, "-m"]
+    command = [*hiding(folder), sys.executable, "-m"]
     command += ["ray.scripts.scripts", "start", "--block", "--address", address, "--num-cpus=8"]
     command += ["--object-store-memory=83886080", "--disable-usage-stats"]
     with tempfile.NamedTemporaryFile() as log:
@@ -51,25 +49,23 @@ def _host_without(folder, address):
 
 
 def _can_hide(folder):
-    command = ["unshare", "-m", "sh", "-c", _HIDES, "sh", str(folder), "true"]
+    command = [*hiding(folder), "true"]
     return shutil.which("unshare") and subprocess.run(command, capture_output=True).returncode == 0
 
 
-def test_hosts_need_no_shared_disk(tmp_path, monkeypatch):
+def test_hosts_need_no_shared_disk(tmp_path, monkeypatch, s3):
     copies = tmp_path / "copies"
     copies.mkdir()
     if not _can_hide(copies):
         pytest.skip("hiding a folder from a process needs root and unshare")
     monkeypatch.setenv(files.COPIES, str(copies))
-    for name, value in s3_server.VARIABLES.items():
-        monkeypatch.setenv(name, value)
     url = f"s3://{s3_server.BUCKET}/runs/one"
-    with s3_server.started() as server, cluster(0) as head:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", server.address)
+    with cluster(0) as head:
         with _host_without(copies, head.address):
             small = (*map(str, FAST), "--frames", "3000", "--checkpoint-period", "1000")
             nodes = ("--program.num-actors", "4", "--program.num-inferencers", "2")
             ray = ("--launch", "ray", "--ray-address", head.address, "--program.transport", "zmq")
+            nodes += ("--program.ray.env-vars", "JAX_LOG_COMPILES", "1")  # so that nodes print
             args = ("train", "cartpole-ppo", "--topology", "distributed", *ray, *small, *nodes)
             assert main([*args, "--run-dir", url]) == 0
             assert wait_until_empty() == []
@@ -79,9 +75,12 @@ def test_hosts_need_no_shared_disk(tmp_path, monkeypatch):
         here = where["learner"]
         assert {where[name] for name in ("coordinator", "replay", "evaluator")} == {here}
         away = {name for name, host in where.items() if host != here}
+        for name in away:  # what they printed on the host without the folder
+            text = (directory.node_logs / name).read_text()
+            assert "Finished tracing" in text, name
         assert away and all(name.startswith(("actor", "inferencer")) for name in away)
         assert json.loads(directory.result.read_text())["env_frames"] >= 3000
         assert metrics(directory.path)[-1]["env_frames"] >= 3000
-        stored = {path for _, path, _ in server.requests}
+        stored = {path for _, path, _ in s3.requests}
         assert not [path for path in stored if "keys" in path or ".hosts" in path]
         assert any("/checkpoints/step_" in path for path in stored)

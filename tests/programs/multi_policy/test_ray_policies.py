@@ -12,7 +12,7 @@ from rlstack.programs.config.program_config import RayConfig
 from rlstack.programs.run import train
 from rlstack.storage import checkpoint
 from tests.programs.clusters import wait_until_empty
-from tests.programs.launch.test_ray import placed
+from tests.programs.launched import placed
 from tests.programs.multi_policy.cases import leaves_equal
 from tests.programs.multi_policy.test_topologies import (
     LEARNING,

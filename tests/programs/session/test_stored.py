@@ -28,16 +28,8 @@ from tests.storage import s3_server
 pytestmark = pytest.mark.timeout(60)
 
 
-@pytest.fixture(scope="module")
-def running():
-    with s3_server.started() as server:
-        yield server
-
-
 @pytest.fixture
-def server(running, monkeypatch, tmp_path):
-    for name, value in {**s3_server.VARIABLES, "AWS_ENDPOINT_URL": running.address}.items():
-        monkeypatch.setenv(name, value)
+def server(s3, monkeypatch, tmp_path):
     monkeypatch.setattr(objects, "_FIRST_PAUSE", 0.01)
     monkeypatch.setattr(timing, "STORE_PERIOD", 0.05)
     monkeypatch.setattr(timing, "STORE_LEASE", 0.4)
@@ -46,8 +38,7 @@ def server(running, monkeypatch, tmp_path):
     monkeypatch.setattr(timing, "STORE_LIST", 0.0)
     monkeypatch.setattr(stored, "_fetched", {})
     monkeypatch.setenv(files.COPIES, str(tmp_path / "host-a"))
-    yield running
-    running.fault = lambda method, path, query: None
+    return s3
 
 
 @pytest.fixture

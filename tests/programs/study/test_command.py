@@ -94,6 +94,10 @@ def test_a_search_has_ranges_and_choices(asked):
         (["cartpole-ppo", "--seeds", "2", "--prune", "False"], "--prune needs --search optuna"),
         (["cartpole-ppo", "--seeds", "2", "--storage", "x"], "--storage needs --search optuna"),
         (["cartpole-ppo", "--seeds", "2", "--trails", "3"], "did you mean --trials"),
+        (
+            ["cartpole-ppo", "--seeds", "2", "--launch", "ray", "--run-dir", "s3://bucket/x"],
+            "--launch ray needs a --run-dir on a file system that all hosts see; got s3://bucket/x",
+        ),
         (["--jobs", "2"], "a preset must come first"),
         (["--resume", "x", "--task", "3"], "--task must be K/N"),
     ],

@@ -22,6 +22,7 @@ from rlstack.programs.session import module_path
 from rlstack.rpc.addresses import LOOPBACK, is_all, is_loopback, split
 from rlstack.rpc.socket_filter import address_of, address_towards
 
+_NOT_JOINED = (ConnectionError, RuntimeError, ValueError, OSError)
 _STORE_BYTES = 100 << 20  # size of Ray's object store, which holds almost nothing here
 
 
@@ -88,7 +89,7 @@ def joined(cfg: ProgramConfig, policies: int = 1, processes: int = 1) -> Iterato
         try:
             with _term_handler_kept(), _loopback(ray, not address):
                 ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        except (*_NOT_JOINED, ray.exceptions.RayError) as error:
             raise ValueError(_refusal(address, _told(error), ray.__version__)) from error
         if not address:
             _check_loopback(ray)
@@ -202,7 +203,8 @@ def needs(cfg: RayConfig, group: str) -> str:
 def on_host(ray: Any, node_id: str, *, soft: bool) -> Any:
     """Returns the strategy that places a process on a host; if `soft`, elsewhere if it is full."""
     strategies = ray.util.scheduling_strategies
-    return strategies.NodeAffinitySchedulingStrategy(node_id, soft=soft)
+    # By `soft` alone Ray goes elsewhere only if the host is gone, and waits while it is full.
+    return strategies.NodeAffinitySchedulingStrategy(node_id, soft, _spill_on_unavailable=soft)
 
 
 @contextlib.contextmanager

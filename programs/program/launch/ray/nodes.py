@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import json
@@ -15,13 +14,13 @@ import cloudpickle
 from rlstack.programs.program.base import Setup
 from rlstack.programs.program.graph import Graph, Node
 from rlstack.programs.program.launch.ray import cluster
-from rlstack.programs.program.launch.ray.runner import NodeRunner, Placement
+from rlstack.programs.program.launch.ray.places import Places
+from rlstack.programs.program.launch.ray.runner import NodeRunner, Placement, Watched, last_of_log
 from rlstack.programs.program.launch.wiring import Program, indexed
 from rlstack.programs.program.supervisor import End, RestartPolicy
 from rlstack.programs.session import timing
 from rlstack.rpc import addresses, transports, versions
 
-_WRITERS = ("learner", "replay", "coordinator", "evaluator")  # groups that write to the directory
 PLACING, RUNNING, ENDED, PAUSED = "placing", "running", "ended", "paused"
 
 
@@ -40,7 +39,12 @@ class RayNode:
     runner: Any = None  # Ray's handle of its process
     call: Any = None  # Ray's reference to the pending answer
     placement: Placement | None = None
+    host: str = ""  # Ray's id of the host for which it is meant or on which it is; "" for none
+    log: str = ""  # the file with its output on a host that does not see the run directory
+    log_at: int = 0  # the bytes of it that the run directory has
     started: bool = False  # whether its process has answered since the start
+    waits: bool = False  # whether it waits for a host while the program runs without it
+    moves: float = 0.0  # when it must have ended to be placed on another host; 0: it stays
     end_checked: bool = False  # whether it is known why the node ended
 
     @property
@@ -58,12 +62,18 @@ class RayNode:
         self.state, self.since = state, time.monotonic()
 
 
+# Nodes, and of each a `Placement`, an `End`, None if it still runs, or the reason, as text, why its
+# process is lost.
+Answers = list[tuple[RayNode, Placement | End | str | None]]
+
+
 class RayNodes:
     """All nodes of a program, with the operations by which the launcher controls them.
 
     Attributes:
       all: the nodes.
       addresses: addresses of the nodes that others call; only placed nodes have one.
+      places: the hosts.
     """
 
     def __init__(self, ray: Any, setup: Setup, graph: Graph, token_file: Path) -> None:
@@ -81,10 +91,10 @@ class RayNodes:
         self._sent: tuple[str, bytes] | None = None
         if setup.directory.is_stored:
             self._sent = self._token, transports.secret()
-        self._here = str(ray.get_runtime_context().get_node_id())
-        self._avoided: dict[str, float] = {}  # host -> time until which it is avoided
+        self.places = Places(ray, self._cfg, stored=setup.directory.is_stored)
         self.addresses: dict[str, str] = {}
         self._program = Program(graph.nodes, setup, self.addresses)
+        self._last: dict[Any, RayNode] = {}  # Ray's references to the ends of logs
         self.all: list[RayNode] = []
         for node, index in indexed(graph):
             limit = setup.experiment.program.max_restarts if node.restartable else 0
@@ -98,16 +108,24 @@ class RayNodes:
         """Returns the nodes in the order in which they are placed.
 
         A leader's host must be known before its followers', and what must be on this host comes
-        before what could fill it.
+        before what could fill it. So actors come last, without which a program may start.
         """
 
         def wave(node: RayNode) -> int:
-            return 0 if self._is_here(node) else 1 + bool(self._cfg.host_group(node.group))
+            if self.places.is_here(node):
+                return 0
+            leads = any(self._cfg.host_group(other.group) == node.group for other in self.all)
+            if node.group == "actor" and not leads:
+                return 3
+            return 1 + bool(self._cfg.host_group(node.group))
 
-        return [[node for node in self.all if wave(node) == number] for number in range(3)]
+        return [[node for node in self.all if wave(node) == number] for number in range(4)]
 
-    def place(self, node: RayNode, where: Any) -> None:
+    def place(self, node: RayNode) -> None:
         """Asks Ray for a process for the node; `answers` later returns its `Placement`."""
+        choose = self.places.next if node.incarnation else self.places.first
+        node.host, where = choose(node, self.all)
+        node.placement = None
         reserved = cluster.reserved(self._cfg, node.group)
         cls = self._ray.remote(NodeRunner).options(**reserved, scheduling_strategy=where)
         node.runner = cls.remote()
@@ -124,57 +142,13 @@ class RayNodes:
         node.enter(PLACING)
         node.started = False
 
-    def first_place(self, node: RayNode) -> Any:
-        """Returns Ray's strategy for a node at the start."""
-        if self._is_here(node):
-            return cluster.on_host(self._ray, self._here, soft=False)
-        leader = self._leader(node)
-        if leader is None or leader.placement is None:
-            return "SPREAD"
-        return cluster.on_host(self._ray, leader.placement.node_id, soft=False)
-
-    def _is_here(self, node: RayNode) -> bool:
-        """Whether a node writes to the copy of a run directory in an object store."""
-        return self._sent is not None and node.group in _WRITERS
-
-    def _leader(self, node: RayNode) -> RayNode | None:
-        group = self._cfg.host_group(node.group)
-        leaders = [other for other in self.all if other.group == group]
-        return leaders[node.index % len(leaders)] if leaders else None
-
-    def next_place(self, node: RayNode) -> Any:
-        """Returns Ray's strategy for a lost node: the host with the fewest nodes of the program."""
-        if self._is_here(node):
-            return cluster.on_host(self._ray, self._here, soft=False)
-        now = time.monotonic()
-        fit = [host for host in self._fitting_hosts(node) if self._avoided.get(host, 0.0) < now]
-        if not fit:
-            return "SPREAD"
-        others = [m for m in self.all if m is not node and m.state == RUNNING]
-        here = collections.Counter(m.placement.node_id for m in others if m.placement)
-        leader = self._leader(node)
-        if leader is not None and leader.placement is not None and leader.placement.node_id in fit:
-            return cluster.on_host(self._ray, leader.placement.node_id, soft=True)
-        return cluster.on_host(self._ray, min(fit, key=lambda i: here[i]), soft=True)
-
-    def _fitting_hosts(self, node: RayNode) -> list[str]:
-        """Returns the live hosts whose total resources are enough for a node."""
-        reserved = cluster.reserved(self._cfg, node.group)
-        kinds = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-        return [
-            host["NodeID"]
-            for host in self._ray.nodes()
-            if host["Alive"]
-            and all(host["Resources"].get(kind, 0) >= reserved[o] for kind, o in kinds.items())
-        ]
-
     def bind(self, node: RayNode, placement: Placement) -> None:
         """Binds the addresses of a node to the host of its process.
 
         Raises:
           ValueError: the host does not see the run directory, or has another version of rlstack.
         """
-        node.placement = placement
+        node.placement, node.host, node.waits = placement, placement.node_id, False
         theirs = placement.versions or b"older unknown"
         if wrong := versions.differences(theirs, placement.host):
             raise ValueError(f"launch ray: {wrong}")
@@ -189,18 +163,20 @@ class RayNodes:
 
     def start(self, node: RayNode) -> None:
         """Starts a node; its addresses, and those of all nodes it calls, must be bound."""
-        log = self._setup.directory.node_logs / node.group / str(node.index)
         coordinator_lost = 2.0 * self._cfg.lost_seconds
         node.call = node.runner.start.remote(
             cloudpickle.dumps(self._program),
             node.name,
             node.incarnation,
             coordinator_lost,
-            str(log),
+            str(self._log_of(node)),
         )
         self._record_placement(node)
         node.enter(RUNNING)
         node.last_answer = node.since
+
+    def _log_of(self, node: RayNode) -> Path:
+        return self._setup.directory.node_logs / node.group / str(node.index)
 
     def _record_placement(self, node: RayNode) -> None:
         """Adds a line on where a node runs to the log ``hosts.jsonl``."""
@@ -211,17 +187,13 @@ class RayNodes:
         with open(self._setup.directory.node_logs / "hosts.jsonl", "a") as file:
             file.write(json.dumps(record | placement) + "\n")
 
-    def answers(self, timeout: float) -> list[tuple[RayNode, Placement | End | str | None]]:
-        """Waits for answers of processes.
-
-        Returns:
-          Each with its node: a `Placement`, an `End`, None for a node that still runs, or the
-          reason, as text, why the process is lost.
-        """
+    def answers(self, timeout: float) -> Answers:
+        """Waits for answers of processes, and returns them."""
         now = time.monotonic()
+        self.take_logs(0.0)
         for node in self.all:
             if node.call is None and node.state == RUNNING and now > node.until:
-                node.call = node.runner.watch.remote(timing.RAY_WATCH_CALL)
+                node.call = node.runner.watch.remote(timing.RAY_WATCH_CALL, node.log_at)
         asked = {node.call: node for node in self.all if node.call is not None}
         if not asked:
             time.sleep(timeout)
@@ -239,6 +211,10 @@ class RayNodes:
                     node.until = time.monotonic() + timing.RAY_RETRY
                     continue
                 answer = _describe(error)
+            if isinstance(answer, Watched):
+                node.log, node.log_at = answer.log, answer.at
+                self._append(node, answer.output)
+                answer = answer.end
             node.last_answer, node.started = time.monotonic(), node.state == RUNNING
             found.append((node, answer))
         return found
@@ -248,27 +224,76 @@ class RayNodes:
         limit = time.monotonic() - timing.RAY_WATCH_CALL - self._cfg.lost_seconds
         found = [m for m in self.all if m.state == RUNNING and m.last_answer < limit]
         for node in found:
-            self.avoid_host(node)
+            self.places.avoid(node)
         return found
-
-    def avoid_host(self, node: RayNode) -> None:
-        """Places no lost node on this node's host for a while."""
-        if node.placement is not None:
-            until = time.monotonic() + timing.RAY_AVOID_HOST
-            self._avoided[node.placement.node_id] = until
 
     def unplaced(self) -> list[RayNode]:
         """Returns the nodes that Ray has not placed in time, the hardest to place first."""
         limit = time.monotonic() - self._cfg.place_seconds
-        found = [m for m in self.all if m.state == PLACING and m.call and m.since < limit]
-        return sorted(found, key=lambda node: len(self._fitting_hosts(node)))
+        found = [
+            node
+            for node in self.all
+            if node.state == PLACING and node.call and node.since < limit and not node.waits
+        ]
+        return sorted(found, key=lambda node: len(self.places.fitting(node)))
+
+    def can_wait(self, node: RayNode) -> bool:
+        """Whether the program goes on without a node that has no host: one of enough actors."""
+        experiment = self._setup.experiment
+        if node.group != "actor" or experiment.program.pacing == "lock_step":
+            return False
+        others = [m for m in self.all if m.group == "actor" and m.placement and m is not node]
+        processes = experiment.learner.processes
+        learn = {other.index % processes for other in others}  # the learners with data
+        return len(learn) == processes and len(others) >= experiment.replay.min_actors
 
     def drop(self, node: RayNode) -> None:
         """Kills a node's process; one that is cut off ends when it is reachable again."""
-        if node.runner is not None:
+        if node.runner is not None and not self.places.silence:  # for which it would wait
             with contextlib.suppress(Exception):  # already ended
                 self._ray.kill(node.runner)
+                if node.log:
+                    self._last[self._last_of_log(node)] = node
         node.runner = node.call = None
+        node.log, node.log_at = "", 0
+        node.host, node.waits, node.moves = "", False, 0.0
+
+    def _last_of_log(self, node: RayNode) -> Any:
+        """Asks the host of a process that is gone for the end of its log."""
+        assert node.placement is not None
+        where = cluster.on_host(self._ray, node.placement.node_id, soft=False)
+        reserved = cluster.reserved(self._cfg, node.group)
+        options = {"num_cpus": 0, "max_retries": 0, "runtime_env": reserved["runtime_env"]}
+        task = self._ray.remote(last_of_log).options(**options, scheduling_strategy=where)
+        return task.remote(node.log, node.log_at)
+
+    def close(self) -> None:
+        """Kills all processes that are left, and takes the ends of their logs."""
+        for node in self.all:
+            self.drop(node)
+        if not self.places.silence:
+            self.take_logs(timing.RAY_LOGS)
+        self.places.close()
+
+    def take_logs(self, seconds: float) -> None:
+        """Waits at most this long for the ends of logs of processes that are gone."""
+        if not self._last:
+            return
+        asked = list(self._last)
+        ready, _ = self._ray.wait(asked, num_returns=len(asked), timeout=seconds)
+        for call in ready:
+            node = self._last.pop(call)
+            with contextlib.suppress(self._ray.exceptions.RayError):  # with its host
+                self._append(node, self._ray.get(call)[0])
+
+    def _append(self, node: RayNode, output: bytes) -> None:
+        """Adds output of a node on another host to its log in the run directory."""
+        if output:
+            log = self._log_of(node)
+            with contextlib.suppress(OSError):  # a full disk, of which the learner tells
+                log.parent.mkdir(parents=True, exist_ok=True)
+                with open(log, "ab") as file:
+                    file.write(output)
 
     def stop(self, node: RayNode) -> None:
         """Asks a node to end."""

@@ -7,11 +7,12 @@ launcher binds once Ray has placed each node.
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from rlstack.programs.program import base
 from rlstack.programs.program.base import Setup
@@ -22,6 +23,7 @@ from rlstack.programs.program.launch.ray.nodes import (
     PAUSED,
     PLACING,
     RUNNING,
+    Answers,
     RayNode,
     RayNodes,
 )
@@ -31,14 +33,6 @@ from rlstack.programs.program.topologies import graph_of
 from rlstack.programs.session import timing
 from rlstack.programs.session.display import ProgressDisplay
 from rlstack.programs.session.signals import StopSignals
-
-
-class _Loss(NamedTuple):
-    """The end of a node that the program needs."""
-
-    node: RayNode
-    end: End
-    by_accident: bool = True  # a process or host was lost, so a new try may succeed
 
 
 def run_ray(setup: Setup, display: ProgressDisplay) -> int:
@@ -52,9 +46,7 @@ def run_ray(setup: Setup, display: ProgressDisplay) -> int:
         _token(setup.directory.path) as token_file,
     ):
         nodes = RayNodes(ray, setup, graph_of(setup), token_file)
-        loss = _RayProgram(setup, nodes, signals).run(display)
-        if loss is not None:
-            _record(setup, loss.node, loss.end, None)
+        _RayProgram(setup, nodes, signals, display).run()
         return signals.received or 0
 
 
@@ -84,94 +76,158 @@ def _record(setup: Setup, node: RayNode, end: End, pause: float | None) -> None:
 class _RayProgram:
     """The program, from placing its nodes to the end of the last."""
 
-    def __init__(self, setup: Setup, nodes: RayNodes, signals: StopSignals) -> None:
+    def __init__(
+        self, setup: Setup, nodes: RayNodes, signals: StopSignals, display: ProgressDisplay
+    ) -> None:
         """Places nothing yet."""
         self._setup, self._nodes, self._signals = setup, nodes, signals
+        self._display = display
         self._coordinator = nodes.named("coordinator")
         self._monitor: ProgramMonitor | None = None
         self._moved: dict[str, str] = {}  # new addresses that the coordinator does not know yet
-        self._loss: _Loss | None = None
-        self._lost_at = 0.0
+        self._ends_at = math.inf  # after the loss of a node that the program needs
+        self._has_head = True
 
-    def run(self, display: ProgressDisplay) -> _Loss | None:
-        """Runs until the coordinator has ended; returns the loss that ended the program, if any."""
+    def run(self) -> None:
+        """Runs until the coordinator has ended, or until the program has lost what it needs."""
         try:
             if self._place_all():
                 address = self._nodes.addresses["coordinator"]
-                self._monitor = ProgramMonitor(address, display, self._setup.directory.failures)
+                self._monitor = ProgramMonitor(
+                    address, self._display, self._setup.directory.failures
+                )
                 self._supervise()
             self._end()
         finally:
-            for node in self._nodes.all:
-                self._nodes.drop(node)
+            self._nodes.close()
             if self._monitor is not None:
                 self._monitor.close()
-        return self._loss
 
     def _place_all(self) -> bool:
-        """Places all nodes, then starts all; returns False if a signal came first."""
+        """Places and starts all nodes; returns False if the program must end first."""
         cfg, nodes = self._setup.experiment.program.ray, self._nodes
-        for wave in nodes.waves():
+        *called, callers = nodes.waves()
+        for wave in (*called, callers):
+            if wave is callers:  # the addresses of all that they and others call are known
+                for node in (node for early in called for node in early):
+                    nodes.start(node)
             for node in wave:
-                nodes.place(node, nodes.first_place(node))
-            while any(node.state == PLACING and node.placement is None for node in wave):
-                if self._signals.received:
+                nodes.place(node)
+            while any(node.placement is None and not node.waits for node in wave):
+                if self._signals.received or time.monotonic() > self._ends_at:
                     return False
                 for node, answer in nodes.answers(timing.LAUNCHER_POLL):
-                    if not isinstance(answer, Placement):
+                    if node.state != PLACING:
+                        self._handle(node, answer)
+                    elif isinstance(answer, Placement):
+                        nodes.bind(node, answer)
+                    else:
                         reason = f"Ray started no process for {node.name}: {answer}"
                         raise ValueError(f"launch ray: {reason}")
-                    nodes.bind(node, answer)
                 for node in nodes.unplaced():
+                    if self._lets_wait(node):
+                        continue
                     raise ValueError(
                         f"launch ray: a host must have {cluster.needs(cfg, node.group)} free "
                         f"for {node.name}; none had within {cfg.place_seconds:g} s. Add hosts, or "
                         "reserve less with --program.ray."
                     )
-        for node in nodes.all:
-            nodes.start(node)
+        for node in callers:
+            if node.placement is not None:
+                nodes.start(node)
         return True
+
+    def _lets_wait(self, node: RayNode) -> bool:
+        """Lets a node wait for a host, if the program can run without it."""
+        node.waits = self._nodes.can_wait(node)
+        if node.waits:
+            needs = cluster.needs(self._setup.experiment.program.ray, node.group)
+            self._display.write_line(
+                f"{node.name} waits for a host with {needs} free, and the program runs without it"
+            )
+        return node.waits
 
     def _supervise(self) -> None:
         """Runs until the program is over or has lost a node that it needs."""
         interrupted_at = 0.0
         while self._coordinator.state != ENDED:
-            for node, answer in self._nodes.answers(timing.LAUNCHER_POLL):
-                self._handle(node, answer)
-            for node in self._nodes.silent():
-                self._fail(node, _lost("its host does not answer"))
-            for node in self._nodes.unplaced():
-                self._fail(node, _lost("Ray found no host for it in time"))
+            answers = self._nodes.answers(timing.LAUNCHER_POLL)
+            if self._nodes.places.silence:
+                self._wait_for_head(answers)
+            else:
+                for node, answer in answers:
+                    self._handle(node, answer)
+                self._restart()
             now = time.monotonic()
-            for node in self._nodes.all:
-                if node.state == PAUSED and now >= node.until:
-                    self._nodes.place(node, self._nodes.next_place(node))
-                ended_for = now - node.since if node.state == ENDED else 0.0
-                if ended_for > timing.RAY_CAUSE and not node.end_checked:
-                    self._check_end(node)
-            self._announce()
-            if self._loss and (self._loss.by_accident or now > self._lost_at + timing.RAY_CAUSE):
+            if now > self._ends_at:
                 return
-            if self._signals.received and not interrupted_at:
+            received = self._signals.received or (0 if self._has_head else signal.SIGTERM)
+            if received and not interrupted_at:
                 interrupted_at = now
                 monitor = self._monitor
-                if not monitor or monitor.interrupt(self._signals.received) != base.SAVING:
+                if not monitor or monitor.interrupt(received) != base.SAVING:
                     return
             if interrupted_at and now > interrupted_at + timing.INTERRUPTED:
                 return
 
+    def _restart(self) -> None:
+        """Places nodes again, and moves them."""
+        for node in self._nodes.silent():
+            self._fail(node, _lost("its host does not answer"))
+        for node in self._nodes.unplaced():
+            if not self._lets_wait(node):
+                self._fail(node, _lost("Ray found no host for it in time"))
+        if self._nodes.places.look():
+            self._follow_hosts()
+        now = time.monotonic()
+        for node in self._nodes.all:
+            if node.state == PAUSED and now >= node.until:
+                self._nodes.place(node)
+            if 0 < node.moves < now:
+                self._moved_away(node)
+            ended_for = now - node.since if node.state == ENDED else 0.0
+            if ended_for > timing.RAY_CAUSE and not node.end_checked:
+                self._check_end(node)
+        self._announce()
+
+    def _wait_for_head(self, answers: Answers) -> None:
+        """Lets nodes end, and restarts none, while the head of the cluster does not answer.
+
+        If it does not come back, the program ends, and saves first. Nodes run without it for a
+        minute; then Ray ends all their processes and this one.
+        """
+        for node, answer in answers:
+            is_well = isinstance(answer, End) and not answer.reason
+            if is_well or isinstance(answer, Placement):
+                self._handle(node, answer)
+        silence = self._nodes.places.silence
+        lost_seconds = self._setup.experiment.program.ray.lost_seconds
+        if self._has_head and silence > min(lost_seconds, timing.RAY_HEAD):
+            self._has_head = False
+            end = _lost(
+                f"it has not answered for {silence:.0f} s, and without the head of the cluster Ray "
+                "ends all processes. Start the cluster again, then --resume"
+            )
+            path = str(self._setup.directory.failures)
+            record_failure(path, node="head", end=end, restarts=False)
+
     def _handle(self, node: RayNode, answer: Placement | End | str | None) -> None:
         """Reacts to an answer of a node's process."""
         if isinstance(answer, Placement):
+            wanted = node.host
             try:
                 self._nodes.bind(node, answer)
             except ValueError as error:
-                self._nodes.avoid_host(node)
+                self._nodes.places.avoid(node)
                 self._fail(node, _lost(str(error)))
                 return
+            if wanted and wanted != node.host:
+                self._nodes.places.refused()
             self._nodes.start(node)
             if node.name in self._nodes.addresses:
                 self._moved[node.name] = self._nodes.addresses[node.name]
+        elif node.moves and answer is not None:
+            self._moved_away(node)
         elif isinstance(answer, End):
             if answer.reason:
                 self._fail(node, answer)
@@ -179,6 +235,41 @@ class _RayProgram:
                 node.enter(ENDED)
         elif answer is not None:
             self._fail(node, _lost(answer))
+
+    def _follow_hosts(self) -> None:
+        """Moves nodes off hosts that will leave the cluster, and actors to hosts that have joined.
+
+        Without the nodes that cannot move, the program ends; its learner saves first.
+        """
+        places, nodes = self._nodes.places, self._nodes.all
+        for node in nodes:
+            if node.state != RUNNING or node.moves or not places.is_leaving(node.host):
+                continue
+            if node.definition.restartable and not places.is_here(node):
+                self._move(node, "its host will leave the cluster")
+            elif node.host == places.here:  # with this command
+                self._signals.received = self._signals.received or signal.SIGTERM
+            elif self._ends_at == math.inf:
+                _record(self._setup, node, _lost("its host will leave the cluster"), None)
+                self._ends_at = 0.0
+        rests = all(node.state in (RUNNING, ENDED) and not node.moves for node in nodes)
+        rests = rests and self._setup.experiment.program.pacing != "lock_step"
+        if rests and (actor := places.to_move(nodes)) is not None:
+            self._move(actor, "a host has joined the cluster")
+
+    def _move(self, node: RayNode, why: str) -> None:
+        """Asks a node to end, to be placed on another host; this is no failure."""
+        assert node.placement is not None
+        self._display.write_line(f"{node.name} leaves {node.placement.host}: {why}")
+        self._nodes.stop(node)
+        node.moves = time.monotonic() + timing.RAY_GRACE
+
+    def _moved_away(self, node: RayNode) -> None:
+        """Places a node that has ended, or has not ended in time, on another host."""
+        self._nodes.drop(node)
+        node.incarnation += 1
+        node.enter(PAUSED)
+        node.until, node.end_checked = node.since, False
 
     def _check_end(self, node: RayNode) -> None:
         """Fails a node that has ended while the program still runs."""
@@ -198,19 +289,17 @@ class _RayProgram:
         """Schedules a node's restart, or the end of the program."""
         lived = time.monotonic() - node.since
         self._nodes.drop(node)
-        if not node.definition.restartable:
-            node.enter(ENDED)
-            node.end_checked = True
-            by_accident = end.secondary or bool(end.node) or not end.traceback
-            if self._loss is None or (by_accident and not self._loss.by_accident):
-                self._loss, self._lost_at = _Loss(node, end, by_accident), node.since
-            return
-        pause = node.restarts.failed(lived, end)
+        if node.definition.restartable and self._nodes.places.is_gone(node):
+            pause: float | None = 0.0  # which says nothing about the node
+        else:
+            pause = node.restarts.failed(lived, end)
         _record(self._setup, node, end, pause)
         if pause is None:
             node.enter(ENDED)
             node.end_checked = True
-            self._loss, self._lost_at = _Loss(node, end, False), 0.0
+            # The failure of another node may have caused this one, and may be noticed later.
+            wait = timing.RAY_CAUSE if end.traceback else 0.0
+            self._ends_at = min(self._ends_at, node.since + wait)
             return
         node.incarnation += 1
         node.enter(PAUSED)
