@@ -150,7 +150,7 @@ class HostReports:
           period: seconds that must have passed since the last call of any node.
 
         Raises:
-          whatever ``send`` raises.
+          Exception: what ``send`` raises.
         """
         self._read()
         if self._is_due(period):
