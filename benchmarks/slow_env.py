@@ -1,4 +1,4 @@
-"""An environment whose step takes 10 ms or another time, for programs of many actors."""
+"""An environment that sleeps in each step, 10 ms by default, for programs of many actors."""
 
 from __future__ import annotations
 

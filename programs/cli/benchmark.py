@@ -108,7 +108,7 @@ def _train(suite: Suite, chosen: _BenchmarkOptions, modules: tuple[str, ...]) ->
         if task.missing:
             print(f"{task.name} is left out: no {', no '.join(task.missing)}", file=sys.stderr)
     runs.check(jobs)
-    folder = root.with_name(runs.RECORDINGS)
+    folder = recordings.folder_of(root)
     to_record = recordings.missing(suite, [job.task for job in jobs], folder)
     if to_record:
         print(f"{suite.name}: first data are recorded of {', '.join(to_record)}", file=sys.stderr)

@@ -228,7 +228,7 @@ def _prefix() -> str:
 
 
 def _join(folder: Path) -> int:
-    """Makes the folder if it is missing; returns a descriptor whose lock says that it is used."""
+    """Makes the folder if needed; returns a descriptor whose lock marks the folder as in use."""
     while True:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)

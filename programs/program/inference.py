@@ -64,7 +64,7 @@ def _any_timestep(setup: Setup, num_envs: int) -> TimeStep:
 
 
 class InferenceNode:
-    """An InferenceService for the actors whose rank, modulo the services, is its index.
+    """An InferenceService; of N services, the one with index i serves actors i, i + N, and so on.
 
     Attributes:
       address: where other nodes reach this one; "" until it serves.

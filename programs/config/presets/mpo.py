@@ -104,19 +104,10 @@ def halfcheetah_vmpo(name: str) -> Experiment:
         num_minibatches=8,
         epsilon=0.2,  # the run has 488 updates, and the paper's have a million
         epsilon_std=1e-6,  # with the paper's 5e-5 exploration ends early
-        optimizer=OptimizerConfig(learning_rate=3e-4),
+        optimizer=falling(3e-4, 488 * 20 * 8),
         duals_optimizer=OptimizerConfig(learning_rate=1e-2),
     )
-    return on_policy(
-        name,
-        agent,
-        EnvConfig("HalfCheetah-v4", num_envs=8),
-        unroll_length=256,
-        frames=1_000_000,
-        network=NetworkConfig(policy_log_std=-0.5),
-        evaluator=EvaluatorConfig(episodes=10, num_envs=10),
-        normalisation=NormalisationConfig(observations=True, rewards="return", reward_clip=10.0),
-    )
+    return like("halfcheetah-ppo", name, agent=agent)
 
 
 @preset

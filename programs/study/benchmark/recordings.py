@@ -1,4 +1,4 @@
-"""Recorded data of a suite's own: runs whose checkpoints play the datasets of its tasks."""
+"""Records the datasets that tasks of a suite learn from, by runs whose checkpoints play."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ from rlstack.programs.tools.report.normalisation import Range
 from rlstack.storage.datasets import Dataset
 
 _RUN, _SETS = "run", "sets"
+
+
+def folder_of(root: Path) -> Path:
+    """Returns where a suite's recordings are, given the directory of an agent's studies."""
+    return root.with_name("recordings")
 
 
 def path_of(task: Task, folder: Path) -> Path:

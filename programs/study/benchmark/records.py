@@ -21,7 +21,7 @@ from rlstack.programs.session.result import Result, read_result
 from rlstack.programs.session.run_dir import RunDir
 from rlstack.programs.session.stopping import EPISODES
 from rlstack.programs.study.benchmark import recordings
-from rlstack.programs.study.benchmark.runs import RECORDINGS, Job
+from rlstack.programs.study.benchmark.runs import Job
 from rlstack.programs.study.benchmark.suites import Suite
 from rlstack.programs.tools.report import runs as reports
 from rlstack.programs.tools.report.normalisation import Range
@@ -97,7 +97,7 @@ def collect(suite: Suite, agent: str, jobs: Sequence[Job]) -> Record:
             path = job.path / trial.name
             if read_result(RunDir(path)) is not None:
                 runs.append(_scored(path)._replace(values=dict(trial.values)))
-        ends = recordings.range_of(job.task, job.path.parent.with_name(RECORDINGS))
+        ends = recordings.range_of(job.task, recordings.folder_of(job.path.parent))
         tasks[job.task.name] = TaskRecord(job.study.base, runs, job.number - len(runs), ends)
     return Record(suite.name, agent, tasks)
 

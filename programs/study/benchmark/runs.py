@@ -26,7 +26,6 @@ from rlstack.programs.study.processes import Launch
 from rlstack.programs.study.study import FailedTrialsError, Study, is_study
 from rlstack.storage import jsonl
 
-RECORDINGS = "recordings"  # the folder of a suite's own data, beside the runs of its agents
 _LEAST_LINES = 2  # lines of logs that a measurement has: the first one compiled
 
 
@@ -95,7 +94,7 @@ def jobs_of(
         values = task.settings(few)
         experiment = dataclasses.replace(experiment, modules=modules)
         if task.recorded:
-            data = str(recordings.path_of(task, root.with_name(RECORDINGS)))
+            data = str(recordings.path_of(task, recordings.folder_of(root)))
             experiment = dataclasses.replace(experiment, data=data)
         if is_study(path):
             earlier = studies.read(path)

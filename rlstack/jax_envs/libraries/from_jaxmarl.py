@@ -168,7 +168,7 @@ class JaxMARLGame:
 
 
 class Padded:
-    """An environment of JaxMARL whose agents all have the longest of their spaces.
+    """An environment of JaxMARL that pads each agent's spaces to the longest ones.
 
     Zeros follow shorter observations. Of actions that are numbers, an agent's own are the first; of
     choices, those after its own are illegal.

@@ -89,7 +89,7 @@ class _RayProgram:
         self._has_head = True
 
     def run(self) -> None:
-        """Runs until the coordinator has ended, or until the program has lost what it needs."""
+        """Runs until the coordinator ends, or until the program loses a node that it needs."""
         try:
             if self._place_all():
                 address = self._nodes.addresses["coordinator"]

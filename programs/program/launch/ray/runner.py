@@ -36,7 +36,7 @@ class Watched(NamedTuple):
 
     end: End | None = None  # how the node ended; None while it runs
     log: str = ""  # the file with its output, if this host does not see the run directory
-    output: bytes = b""  # what was new in that file
+    output: bytes = b""  # the bytes added to that file since the last answer
     at: int = 0  # the bytes of the file that were read
 
 
