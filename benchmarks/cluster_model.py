@@ -34,8 +34,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import psutil
-
 from benchmarks import coordinator, learner_group
 from benchmarks.topologies import Program
 from rlstack.programs.config.experiment import ProgramConfig
@@ -228,23 +226,12 @@ class _Counters:
         self.frames, self.updates = rows[-1]["env_frames"], rows[-1]["learner/steps"]
         self.time = rows[-1]["wall_time"]
         self.params_bytes = max(row.get("publisher/bytes", 0.0) for row in rows)
-        nodes = _nodes(program.pid)
+        nodes = program.nodes()
         self.cpu: dict[str, float] = defaultdict(float)
         for name, process in nodes.items():
-            times = process.cpu_times()
-            self.cpu[name.split("/")[0]] += times.user + times.system
+            self.cpu[name.split("/")[0]] += sum(process.cpu_times()[:2])
         self.sent = _sent({process.pid: name.split("/")[0] for name, process in nodes.items()})
         self.lag = time.time() - self.time
-
-
-def _nodes(root: int) -> dict[str, psutil.Process]:
-    """Returns the nodes' processes below ``root`` by name, from their titles."""
-    found = {}
-    for process in psutil.Process(root).children(recursive=True):
-        title = re.match(r"rlstack: ([\w/]+) ", " ".join(process.cmdline()))
-        if title is not None and title[1] != "launcher":
-            found[title[1]] = process
-    return found
 
 
 def _sent(groups: dict[int, str]) -> dict[str, float]:

@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 import psutil
 
-from benchmarks.cluster_model import _nodes
 from benchmarks.topologies import Program
 from rlstack.configs.acting import EvaluatorConfig
 from rlstack.programs.config.experiment import EnvConfig, Experiment, ProgramConfig
@@ -98,7 +97,7 @@ def measure(actors: int, seconds: float, step: float) -> Figures:
             time.sleep(seconds)
             rates.stop()
             memory = _memory(program.pid)
-            nodes = _nodes(program.pid)
+            nodes = program.nodes()
             killed = [nodes[f"actor/{rank}"] for rank in range(_KILLED)]
             now = time.monotonic()
             for process in killed:
@@ -151,8 +150,8 @@ class _Rates:
 
     def _read(self) -> tuple[float, ...]:
         row = [row for row in self._program.rows() if "learner/steps" in row][-1]
-        nodes = _nodes(self._program.pid)
-        used = {name: _cpu(process) for name, process in nodes.items()}
+        nodes = self._program.nodes()
+        used = {name: sum(process.cpu_times()[:2]) for name, process in nodes.items()}
         return (
             time.monotonic(),
             row["wall_time"],
@@ -180,11 +179,6 @@ def _memory(root: int) -> _Memory:
                 sizes.append(size)
     actor, supervisor, program = found.values()
     return _Memory(sum(actor) / len(actor), sum(supervisor) / len(supervisor), sum(program))
-
-
-def _cpu(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
 
 
 def _lines(path: Path) -> list[str]:

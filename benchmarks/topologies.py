@@ -25,6 +25,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import signal
 import statistics
 import sys
@@ -33,6 +34,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+import psutil
 
 from benchmarks import topologies_learner, topologies_service
 from benchmarks.children import Child, answer
@@ -107,6 +110,15 @@ class Program:
     def first(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
         """Returns the first line of its logs for which `holds` is true; None if there is none."""
         return next((row for row in self.rows() if holds(row)), None)
+
+    def nodes(self) -> dict[str, psutil.Process]:
+        """Returns the processes of its nodes by name, from their titles."""
+        found = {}
+        for process in psutil.Process(self.pid).children(recursive=True):
+            title = re.match(r"rlstack: ([\w/]+) ", " ".join(process.cmdline()))
+            if title is not None and title[1] != "launcher":
+                found[title[1]] = process
+        return found
 
     def close(self) -> None:
         """Interrupts the program and waits for its end."""
