@@ -7,7 +7,7 @@ from typing import Literal
 
 from rlstack.checks import Checked
 
-RewardScale = Literal["none", "reward", "return"]
+RewardScale = Literal["none", "reward", "return", "centred"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,8 +19,8 @@ class NormalisationConfig(Checked):
     observation_clip: float = 10.0
     """Standardised observations are clipped to plus or minus this."""
     rewards: RewardScale = "none"
-    """Whether rewards are divided by the running standard deviation of rewards, or of discounted
-    returns. They stay as they are while its square is below 1e-8: all are equal."""
+    """Divides rewards by the running deviation of rewards or of discounted returns, unless all are
+    equal; centred subtracts their mean too, for tasks whose episodes only time limits end."""
     return_discount: float | None = None
     """Discount of the returns that the option rewards=return uses. None takes the agent's."""
     reward_scale: float = 1.0

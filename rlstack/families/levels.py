@@ -105,7 +105,8 @@ class Levels(Wrapped):
             raise ValueError(
                 f"Experiment: levels.kind must be uniform or rule with {type(agent).__name__}, "
                 f"which gives no values to score levels with; got {cfg.kind}. Give the agent "
-                "has_values and trajectory_values, see docs/levels.md."
+                "has_values and trajectory_values, see docs/levels.md, and do not use "
+                "--normalisation.rewards centred."
             )
         if agent.writes_back:
             raise ValueError(

@@ -95,6 +95,18 @@ def test_the_agent_inside_learns_from_what_is_shown_to_it(kind):
     assert_close(new_params.statistics, new_state.pending)
 
 
+def test_centred_rewards_lose_their_mean_but_not_those_of_first_steps():
+    """With mean 3, deviation 4 and factor 2, a reward of 7 is 2 (7 - 3) / 4 = 2."""
+    cfg = NormalisationConfig(rewards="centred", reward_scale=2.0)
+    agent = normalised(plain("dqn"), cfg)
+    assert not agent.has_values
+    timestep = random_timesteps(VECTOR, [MID, FIRST, LAST, MID])
+    timestep = timestep._replace(reward=np.array([7.0, 0.0, 3.0, -1.0], np.float32))
+    shown = agent._seen(MOMENTS, timestep)
+    np.testing.assert_allclose(shown.reward, [2.0, 0.0, 0.0, -2.0], atol=1e-6)
+    np.testing.assert_array_equal(shown.observation, timestep.observation)
+
+
 def test_acting_sees_the_statistics_of_its_params_and_counts_returns():
     inside = plain("ppo")
     agent = normalised(inside, ALL)
