@@ -52,28 +52,29 @@ def pages(suite: Suite, records: Sequence[Record]) -> dict[str, str]:
         for record in records
     }
     methods = [Method(name, tasks, unfinished[name]) for name, tasks in runs.items() if tasks]
-    groups = {
-        task if len(methods) == 1 else f"{method.name}, {task}": those
+    tasks_of = {  # each method's tasks, by the names of their groups
+        method.name: {
+            task if len(methods) == 1 else f"{method.name}, {task}": task for task in method.tasks
+        }
         for method in methods
-        for task, those in method.tasks.items()
+    }
+    groups = {
+        group: method.tasks[task]
+        for method, tasks in zip(methods, tasks_of.values(), strict=True)
+        for group, task in tasks.items()
     }
     drawn: dict[str, charts.Drawn]
-    whole: dict[str, list[str]] = {}
     if suite.tags:
-        alone = len(methods) == 1
-        for name, *tasks in ((method.name, *method.tasks) for method in methods):
-            own = tasks if alone else [f"{name}, {task}" for task in tasks]
-            whole["all" if alone else f"all of {name}"] = own
         parts, drawn = experiments.sections(suite, records)
         parts = [_head(suite, records), *_warned(_missing(suite, records)), *parts]
     else:
         parts, drawn = _of_returns(suite, records, methods, groups)
     (_, seeds, *columns), rows = tables.of_versions(groups)
-    versions = _merged((("runs", seeds, *columns), rows), whole)
+    versions = _merged((("runs", seeds, *columns), rows), tasks_of)
     parts += ["## Versions\n", tables.markdown(versions), ""]
     (_, *columns), rows = tables.of_options(groups)
     if rows:
-        changed = tables.markdown(_merged((("runs", *columns), rows), whole))
+        changed = tables.markdown(_merged((("runs", *columns), rows), tasks_of))
         parts += ["## Options that differ from the preset\n", changed, ""]
     text = "\n".join(parts).rstrip() + "\n"
     return {f"{suite.name}.md": text, **{n: charts.picture(plot) for n, plot in drawn.items()}}
@@ -112,22 +113,34 @@ def _of_returns(
     return parts, drawn
 
 
-def _merged(table: Table, whole: Mapping[str, Sequence[str]]) -> Table:
+def _merged(table: Table, tasks_of: Mapping[str, Mapping[str, str]]) -> Table:
     """Returns a table in which rows that are equal but for the first column are one.
 
     Args:
-      table: a table with names in its first column.
-      whole: groups of names that have one name where all of them are there.
+      table: a table with names of groups in its first column.
+      tasks_of: the tasks of each method, by the names of their groups.
     """
     columns, rows = table
     names: dict[tuple[str, ...], list[str]] = {}
     for name, *rest in rows:
         names.setdefault(tuple(rest), []).append(name)
-    for found in names.values():
-        for group, members in whole.items():
-            if set(members) <= set(found):
-                found[:] = [group, *(name for name in found if name not in members)]
-    return columns, [["; ".join(found), *rest] for rest, found in names.items()]
+
+    def shown(found: Sequence[str]) -> str:
+        methods: dict[str, list[str]] = {}  # by what of their tasks is there
+        for method, tasks in tasks_of.items():
+            own = [task for group, task in tasks.items() if group in found]
+            left = [task for task in tasks.values() if task not in own]
+            text = ", ".join(own)
+            if len(left) < len(own):
+                text = f"all but {', '.join(left)}" if left else "all"
+            methods.setdefault(text, []).append(method)
+        methods.pop("", None)
+        return "; ".join(
+            text if len(named) == len(tasks_of) else f"{', '.join(named)}: {text}"
+            for text, named in methods.items()
+        )
+
+    return columns, [[shown(found), *rest] for rest, found in names.items()]
 
 
 def _head(suite: Suite, records: Sequence[Record]) -> str:
