@@ -118,6 +118,27 @@ def test_two_agents_are_compared_and_named_in_pictures():
     assert ">● one<" in made["small/profile.svg"] and ">■ two<" in made["small/profile.svg"]
 
 
+def test_rows_that_are_equal_say_which_runs_they_have():
+    tasks_of = {
+        "one": {"one, A": "A", "one, B": "B", "one, C": "C"},
+        "two": {"two, A": "A", "two, B": "B"},
+    }
+    rows = [
+        *([name, "shared"] for tasks in tasks_of.values() for name in tasks),
+        *([name, "most"] for name in ("one, A", "one, C", "two, A")),
+        *([name, "first"] for name in ("one, A", "two, A")),
+        ["one, B", "single"],
+    ]
+    columns, merged = page._merged((("runs", "value"), rows), tasks_of)
+    assert columns == ("runs", "value")
+    assert merged == [
+        ["all", "shared"],
+        ["one: all but B; two: A", "most"],
+        ["A", "first"],
+        ["one: B", "single"],
+    ]
+
+
 def test_a_page_says_what_makes_its_numbers_less_than_they_seem():
     short = record("one", {"A": [2.0, 4.0]}, frames=100)
     short.tasks["A"] = short.tasks["A"]._replace(unfinished=3)
