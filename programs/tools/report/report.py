@@ -177,7 +177,9 @@ def write_markdown(report: Report, out: Path, command: str, pictures: Pictures =
         for name, plot in drawn.items():
             plots.draw(plot, folder / f"{name}.{pictures}")
         parts.append("\n## Learning curves\n")
-        parts += [f"![{name}]({folder.name}/{name}.{pictures})" for name in drawn]
+        parts += [
+            f"![{plot.title}]({folder.name}/{name}.{pictures})" for name, plot in drawn.items()
+        ]
     _write(out, "\n".join(parts) + "\n")
 
 
@@ -248,7 +250,7 @@ def _drawn(report: Report) -> dict[str, plots.Plot]:
 
 
 def _file_name(name: str) -> str:
-    return re.sub(r"[^\w.,=+-]", "-", name.replace(" ", ","))
+    return re.sub(r"[^\w.,=+-]", "-", name.replace(", ", "-"))
 
 
 def _labelled(sources: Mapping[str, Sequence[Group]]) -> dict[str, Sequence[Run]]:
