@@ -172,33 +172,32 @@ def _supervise(
     """
     monitor: ProgramMonitor | None = None
     phase, deadline = "", math.inf
-    starting = contextlib.ExitStack()
-    starting.enter_context(display.phase("starting the nodes"))
-    while process.poll() is None:
-        if monitor is not None and monitor.has_answered:
-            starting.close()
-        if monitor is None and _has_launched(process):
-            monitor = ProgramMonitor(coordinator, display, directory.failures)
-        if signals.received and deadline == math.inf:
-            told = monitor if ends_program else None
-            phase = told.interrupt(signals.received) if told else OVER
-            if phase != SAVING:
-                process.terminate()
-            patience = timing.INTERRUPTED
-            if phase == OVER:
-                patience = timing.INTERRUPTED_WITHOUT_STATE
-            deadline = time.monotonic() + patience
-        if time.monotonic() > deadline:
-            if phase == OVER:
-                launcher.kill(process)
-            else:
-                process.terminate()
-                phase = OVER  # it is killed next: a launcher that was stopped ends in no other way
-            deadline = time.monotonic() + timing.INTERRUPTED
-        time.sleep(timing.LAUNCHER_POLL)
-    starting.close()
-    if monitor is not None:
-        monitor.close()
+    # Whatever ends this function, the monitor's thread ends before the keys of its calls go.
+    with contextlib.ExitStack() as opened, contextlib.ExitStack() as starting:
+        starting.enter_context(display.phase("starting the nodes"))
+        while process.poll() is None:
+            if monitor is not None and monitor.has_answered:
+                starting.close()
+            if monitor is None and _has_launched(process):
+                monitor = ProgramMonitor(coordinator, display, directory.failures)
+                opened.callback(monitor.close)
+            if signals.received and deadline == math.inf:
+                told = monitor if ends_program else None
+                phase = told.interrupt(signals.received) if told else OVER
+                if phase != SAVING:
+                    process.terminate()
+                patience = timing.INTERRUPTED
+                if phase == OVER:
+                    patience = timing.INTERRUPTED_WITHOUT_STATE
+                deadline = time.monotonic() + patience
+            if time.monotonic() > deadline:
+                if phase == OVER:
+                    launcher.kill(process)
+                else:
+                    process.terminate()
+                    phase = OVER  # killed next: a launcher that was stopped ends in no other way
+                deadline = time.monotonic() + timing.INTERRUPTED
+            time.sleep(timing.LAUNCHER_POLL)
     return deadline != math.inf
 
 

@@ -12,12 +12,15 @@ import time
 import psutil
 import pytest
 
+from rlstack.programs.config.presets import preset
 from rlstack.programs.program import supervisor
+from rlstack.programs.program.base import Setup
 from rlstack.programs.program.failures import read_failures
 from rlstack.programs.program.graph import Node
 from rlstack.programs.program.launch import launcher, local, wiring
 from rlstack.programs.program.launch.launchpad import supervised
 from rlstack.programs.session import module_path, timing
+from rlstack.programs.session.run_dir import RunDir
 from tests.programs.running import nothing_left
 
 pytestmark = pytest.mark.timeout(60, method="thread")
@@ -81,7 +84,8 @@ class Program:
         )
         self.launcher.stdin.write(json.dumps(described).encode() + b"\n")
         if code != LAUNCHPAD:
-            self.launcher.stdin.write(pickle.dumps(wiring.Program(graph, None, {})))
+            setup = Setup(preset("cartpole-ppo"), RunDir(tmp_path), None)
+            self.launcher.stdin.write(pickle.dumps(wiring.Program(graph, setup, {})))
         self.launcher.stdin.close()
         assert self.launcher.stdout.readline() == b"launched\n"
         for name in ("learner", "replay"):
