@@ -186,6 +186,8 @@ def end(line: str, code: int) -> None:
       line: the text to write to standard error.
       code: the exit code.
     """
+    # Other threads run on, and may fail where the clean-up takes away their files.
+    threading.excepthook = lambda _: None
     cleaning = threading.Thread(target=_clean_up, daemon=True)
     cleaning.start()
     cleaning.join(_CLEAN_UP)

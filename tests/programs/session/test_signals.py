@@ -139,6 +139,20 @@ def test_functions_clean_up_before_a_sudden_end(tmp_path):
     assert not (tmp_path / "left").exists()
 
 
+def test_threads_that_miss_what_was_cleaned_up_say_nothing(tmp_path):
+    path = tmp_path / "left"
+    body = (
+        f"import pathlib, threading, time\npath = pathlib.Path({str(path)!r})\npath.touch()\n"
+        "def read():\n  while True: path.read_text()\n"
+        "signals.at_sudden_end(lambda: (path.unlink(), time.sleep(0.3)))\n"
+        "threading.Thread(target=read, daemon=True).start()"
+    )
+    with command(f"{body}\n{READY}\n{IN_C}") as process:
+        process.send_signal(signal.SIGINT)
+        code, said = end(process, 1.5)
+    assert code == 130 and said.count("\n") == 1, said
+
+
 def test_signals_of_a_forked_child_do_not_reach_the_parent():
     body = (
         "import os, time, signal\n"
