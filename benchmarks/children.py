@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, TypeVar
 
+import psutil
+
 Returned = TypeVar("Returned")
 
 _PATIENCE = 30.0  # seconds for a child to end before it is killed
@@ -82,6 +84,12 @@ def requests() -> Iterator[Any]:
 def answer(value: object) -> None:
     """In a child: sends one line to the parent."""
     print(json.dumps(value), flush=True)
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    """Returns the processor time that a process has used, in seconds."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def in_new_process(function: Callable[..., Returned], *arguments: object) -> Returned:

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from benchmarks import coordinator, learner_group
+from benchmarks.children import cpu_seconds
 from benchmarks.topologies import Program
 from rlstack.programs.config.experiment import ProgramConfig
 from rlstack.programs.config.presets import preset
@@ -229,7 +230,7 @@ class _Counters:
         nodes = program.nodes()
         self.cpu: dict[str, float] = defaultdict(float)
         for name, process in nodes.items():
-            self.cpu[name.split("/")[0]] += sum(process.cpu_times()[:2])
+            self.cpu[name.split("/")[0]] += cpu_seconds(process)
         self.sent = _sent({process.pid: name.split("/")[0] for name, process in nodes.items()})
         self.lag = time.time() - self.time
 

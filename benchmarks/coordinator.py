@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 
+from benchmarks.children import cpu_seconds
 from rlstack.programs.config.presets import preset
 from rlstack.programs.program.coordinator import Coordinator
 from rlstack.programs.program.host import Report
@@ -74,9 +75,9 @@ def measure(transport: str = "auto", reports: int = 3000) -> Costs:
 
 
 def _used(process: psutil.Process, work: Callable[[], None]) -> float:
-    before = sum(process.cpu_times()[:2])
+    before = cpu_seconds(process)
     work()
-    return sum(process.cpu_times()[:2]) - before
+    return cpu_seconds(process) - before
 
 
 class _Calls:

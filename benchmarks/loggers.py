@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from benchmarks.children import Child, answer, children
+from benchmarks.children import Child, answer, children, cpu_seconds
 from benchmarks.report import Comparison, Result, alternate, rate
 from benchmarks.single_process import UNROLL, Ours, Setting, experiment
 from rlstack.programs.build import xla
@@ -229,9 +229,9 @@ def _watching(case: Case, folder: Path, result: Result) -> None:
 
         def watched() -> float:
             watcher.process.send_signal(signal.SIGCONT)
-            before = sum(process.cpu_times()[:2])
+            before = cpu_seconds(process)
             found = rate(frames, lambda: run.train_and_log(steps))
-            seconds[0] += sum(process.cpu_times()[:2]) - before
+            seconds[0] += cpu_seconds(process) - before
             seconds[1] += frames / found
             return found
 

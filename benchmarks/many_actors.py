@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import psutil
 
+from benchmarks.children import cpu_seconds
 from benchmarks.topologies import Program
 from rlstack.configs.acting import EvaluatorConfig
 from rlstack.programs.config.experiment import EnvConfig, Experiment, ProgramConfig
@@ -151,7 +152,7 @@ class _Rates:
     def _read(self) -> tuple[float, ...]:
         row = [row for row in self._program.rows() if "learner/steps" in row][-1]
         nodes = self._program.nodes()
-        used = {name: sum(process.cpu_times()[:2]) for name, process in nodes.items()}
+        used = {name: cpu_seconds(process) for name, process in nodes.items()}
         return (
             time.monotonic(),
             row["wall_time"],

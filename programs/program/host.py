@@ -228,7 +228,7 @@ def _prefix() -> str:
 
 
 def _join(folder: Path) -> int:
-    """Makes the folder if needed; returns a descriptor whose lock marks the folder as in use."""
+    """Locks a host's folder, which it creates if needed; returns the descriptor of the lock."""
     while True:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)

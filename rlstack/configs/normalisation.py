@@ -7,8 +7,6 @@ from typing import Literal
 
 from rlstack.checks import Checked
 
-RewardScale = Literal["none", "reward", "return", "centred"]
-
 
 @dataclasses.dataclass(frozen=True)
 class NormalisationConfig(Checked):
@@ -18,9 +16,10 @@ class NormalisationConfig(Checked):
     """Whether float observations are standardised by running statistics."""
     observation_clip: float = 10.0
     """Standardised observations are clipped to plus or minus this."""
-    rewards: RewardScale = "none"
-    """Divides rewards by the running deviation of rewards or of discounted returns, unless all are
-    equal; centred subtracts their mean too, for tasks whose episodes only time limits end."""
+    rewards: Literal["none", "reward", "return", "centred"] = "none"
+    """reward and return divide rewards by the running standard deviation of rewards, or of
+    discounted returns. centred subtracts the mean of rewards, and then does the same as reward; it
+    suits tasks whose episodes end only by a time limit. If all are equal, nothing is divided."""
     return_discount: float | None = None
     """Discount of the returns that the option rewards=return uses. None takes the agent's."""
     reward_scale: float = 1.0

@@ -79,7 +79,7 @@ class Normalised(Wrapped):
         super().__init__(agent, cfg)
         self.normalisation = cfg
         self._counts_returns = cfg.rewards == "return"
-        # Values of centred rewards cannot be told in units of the environment's.
+        # Values of centred rewards have no equivalent in units of the environment's rewards.
         self.has_values = agent.has_values and cfg.rewards != "centred"
         own = getattr(agent.network, "standardiser", None)
         self._standardiser = own or _by_entry(agent.obs_spec)
@@ -205,12 +205,12 @@ class Normalised(Wrapped):
             observation = self._standardiser.apply(
                 statistics.observation, observation, cfg.observation_clip
             )
-        reward = timestep.reward * cfg.reward_scale
+        reward = timestep.reward
+        if cfg.rewards == "centred":
+            reward = jnp.where(timestep.first(), 0.0, reward - statistics.reward.mean[0])
+        reward = reward * cfg.reward_scale
         if cfg.rewards != "none":
             reward = reward * _inverse_deviation(statistics)
-        if cfg.rewards == "centred":
-            mean = statistics.reward.mean[0] * self._scale(statistics)
-            reward = jnp.where(timestep.first(), 0.0, reward - mean)
         if cfg.reward_clip:
             reward = jnp.clip(reward, -cfg.reward_clip, cfg.reward_clip)
         return timestep._replace(observation=observation, reward=reward)
@@ -269,7 +269,7 @@ def normalised(agent: Agent, cfg: NormalisationConfig) -> Agent:
 
 
 def _inverse_deviation(statistics: Statistics) -> Array:
-    # Only centred rewards are shifted: where episodes end early, it changes which policy is best.
+    # Only `centred` shifts rewards: a shift changes which policy is best if episodes may end early.
     variance = statistics.reward.variance[0]
     return jnp.where(variance < 1e-8, 1.0, jax.lax.rsqrt(variance + 1e-8))
 

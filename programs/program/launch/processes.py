@@ -172,7 +172,7 @@ def _supervise(
     """
     monitor: ProgramMonitor | None = None
     phase, deadline = "", math.inf
-    # Whatever ends this function, the monitor's thread ends before the keys of its calls go.
+    # The caller deletes the keys that the monitor's thread needs, so the thread always ends here.
     with contextlib.ExitStack() as opened, contextlib.ExitStack() as starting:
         starting.enter_context(display.phase("starting the nodes"))
         while process.poll() is None:

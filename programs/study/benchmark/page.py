@@ -60,8 +60,8 @@ def pages(suite: Suite, records: Sequence[Record]) -> dict[str, str]:
     }
     groups = {
         group: method.tasks[task]
-        for method, tasks in zip(methods, tasks_of.values(), strict=True)
-        for group, task in tasks.items()
+        for method in methods
+        for group, task in tasks_of[method.name].items()
     }
     drawn: dict[str, charts.Drawn]
     if suite.tags:
@@ -124,23 +124,25 @@ def _merged(table: Table, tasks_of: Mapping[str, Mapping[str, str]]) -> Table:
     names: dict[tuple[str, ...], list[str]] = {}
     for name, *rest in rows:
         names.setdefault(tuple(rest), []).append(name)
+    return columns, [[_named(found, tasks_of), *rest] for rest, found in names.items()]
 
-    def shown(found: Sequence[str]) -> str:
-        methods: dict[str, list[str]] = {}  # by what of their tasks is there
-        for method, tasks in tasks_of.items():
-            own = [task for group, task in tasks.items() if group in found]
-            left = [task for task in tasks.values() if task not in own]
-            text = ", ".join(own)
-            if len(left) < len(own):
-                text = f"all but {', '.join(left)}" if left else "all"
-            methods.setdefault(text, []).append(method)
-        methods.pop("", None)
-        return "; ".join(
-            text if len(named) == len(tasks_of) else f"{', '.join(named)}: {text}"
-            for text, named in methods.items()
-        )
 
-    return columns, [[shown(found), *rest] for rest, found in names.items()]
+def _named(groups: Sequence[str], tasks_of: Mapping[str, Mapping[str, str]]) -> str:
+    """Returns a short text that names some groups, such as "all but A" or "ppo: A, B"."""
+    methods: dict[str, list[str]] = {}  # the methods of which each text names the tasks
+    for method, tasks in tasks_of.items():
+        present = [task for group, task in tasks.items() if group in groups]
+        if not present:
+            continue
+        absent = [task for group, task in tasks.items() if group not in groups]
+        text = ", ".join(present)
+        if len(absent) < len(present):
+            text = f"all but {', '.join(absent)}" if absent else "all"
+        methods.setdefault(text, []).append(method)
+    return "; ".join(
+        text if len(those) == len(tasks_of) else f"{', '.join(those)}: {text}"
+        for text, those in methods.items()
+    )
 
 
 def _head(suite: Suite, records: Sequence[Record]) -> str:
@@ -148,7 +150,7 @@ def _head(suite: Suite, records: Sequence[Record]) -> str:
         f"# {suite.title}\n",
         f"{suite.text} Source: {_linked(suite.source)}.\n",
         f"{suite.protocol}\n",
-        "These commands train again what is missing, and write this page:\n",
+        "These commands train the missing runs and write this page:\n",
         "<!-- not run: it takes long -->\n```sh",
     ]
     for record in records:

@@ -1,4 +1,4 @@
-"""Records the datasets that tasks of a suite learn from, by runs whose checkpoints play."""
+"""Trains the runs that a suite's datasets come from, and records the datasets."""
 
 from __future__ import annotations
 

@@ -156,9 +156,8 @@ class Places:
         The hosts with most actors give some, until each has at most one more than the new one.
         """
         actors = [node for node in nodes if node.group == "actor" and node.host]
-        if not actors or self._cfg.host_group(
-            "actor"
-        ):  # actors stay with the nodes whose hosts they share
+        # A host group keeps actors on the hosts of the group's other nodes.
+        if not actors or self._cfg.host_group("actor"):
             return None
         there = collections.Counter(node.host for node in actors)
         fullest, most = there.most_common(1)[0]
