@@ -17,9 +17,9 @@ https://arxiv.org/abs/2104.06303: each node of a search has ``num_drawn`` action
 Gaussian squashed by tanh. They have equal logits, because the policy drew them, and replay keeps
 those of the root with their improved probabilities, by which the policy learns them.
 
-Deviations: states are vectors, also of images. The priority is the error of the network's value at
-the first step instead of the search's, so that it follows learning. The first drawn action of
-greedy policies is the policy's mode.
+Deviations: two convolutions find the change of a latent image, and heads have no convolutions. The
+priority is the error of the network's value at the first step instead of the search's, so that it
+follows learning. The first drawn action of greedy policies is the policy's mode.
 """
 
 from __future__ import annotations

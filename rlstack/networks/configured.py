@@ -139,16 +139,18 @@ def torso_of(
         return SphereTorso(cfg.hidden_sizes[0], len(cfg.hidden_sizes), name)
     if cfg.torso == "residual":
         return ResidualTorso(
-            cfg.hidden_sizes, cfg.activation, name, block=_block(cfg), is_training=is_training
+            cfg.hidden_sizes, cfg.activation, name, block=block_of(cfg), is_training=is_training
         )
+    return convolutions_of(cfg, name, cfg.hidden_sizes[-1], is_training)
+
+
+def convolutions_of(
+    cfg: NetworkConfig, name: str, size: int | None = None, is_training: bool = False
+) -> Callable[[jax.Array], jax.Array]:
+    """Makes the configured torso of images, without its dense layer if that has no size."""
     kinds = {"nature": NatureTorso, "impala": ImpalaTorso, "minatar": MinAtarTorso}
-    torso: Any = kinds[cfg.torso]
-    return torso(
-        hidden_size=cfg.hidden_sizes[-1],
-        noise=cfg.noisy_sigma,
-        name=name,
-        block=_block(cfg),
-        is_training=is_training,
+    return kinds[cfg.torso](
+        size, cfg.noisy_sigma, name, block=block_of(cfg), is_training=is_training
     )
 
 
@@ -158,12 +160,13 @@ def _mlp(cfg: NetworkConfig, name: str, is_training: bool) -> Callable[[jax.Arra
         cfg.activation,
         cfg.noisy_sigma,
         name,
-        block=_block(cfg),
+        block=block_of(cfg),
         is_training=is_training,
     )
 
 
-def _block(cfg: NetworkConfig) -> Block:
+def block_of(cfg: NetworkConfig) -> Block:
+    """Returns the options of a layer besides its weights and its activation."""
     return Block(
         cfg.norm,
         cfg.batch_norm_decay,

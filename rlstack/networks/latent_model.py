@@ -19,9 +19,12 @@ from dm_env import specs
 from rlstack.configs.network import DENSE_TORSOS, NetworkConfig
 from rlstack.distributions import num_parameters
 from rlstack.networks.base import dummy_timestep
-from rlstack.networks.configured import features_of, head_of, torso_of
+from rlstack.networks.configured import block_of, convolutions_of, features_of, head_of, torso_of
+from rlstack.networks.layers.convolution import Conv2D
+from rlstack.networks.layers.dense import normalised
 from rlstack.networks.precision import in_precision
 from rlstack.networks.q_network import count_actions
+from rlstack.networks.torsos import entries_for, observation_features
 from rlstack.types import Array, Params, PRNGKey, PyTree
 
 
@@ -33,7 +36,7 @@ class Predictions(NamedTuple):
 
 
 class LearnedModel(NamedTuple):
-    """Pure functions of explicit params; a latent state is float32 ``[B, D]`` in [0, 1]."""
+    """Pure functions of explicit params; a latent state is float32 ``[B, ...]`` in [0, 1]."""
 
     init: Callable[[PRNGKey], Params]
     # (params, observation [B, ...]) -> latent state
@@ -47,11 +50,14 @@ class LearnedModel(NamedTuple):
 def learned_model(
     obs_spec: PyTree, action_spec: specs.Array, cfg: NetworkConfig | None = None
 ) -> LearnedModel:
-    """Builds a model with dense latent states of the size ``cfg.hidden_sizes[-1]``.
+    """Builds a model whose latent states are vectors or images.
 
-    The configured torso reads the observation. Two dense torsos of the same sizes follow an action
-    and predict policy and value. Each latent state is scaled to [0, 1], by its smallest and largest
-    entry (paper, appendix G).
+    The configured torso reads the observation. If it has convolutions, and the observation is one
+    image, they give the latent states, ``[B, H, W, C]``; two more convolutions, of 3 x 3 pixels,
+    find the change that an action makes. Other latent states are vectors of the size
+    ``cfg.hidden_sizes[-1]``, and a dense torso finds the change. Dense torsos of the same sizes
+    predict reward, policy and value. Each latent state is scaled to [0, 1], by its smallest and
+    largest entry (paper, appendix G).
 
     Args:
       obs_spec: pytree of ``dm_env.specs`` of one observation.
@@ -68,18 +74,27 @@ def learned_model(
         count_actions("learned_model", action_spec)
     dense = dense_like(cfg, "a learned model")
     size, atoms, width = cfg.hidden_sizes[-1], cfg.num_atoms, num_parameters(action_spec)
+    has_images = cfg.torso not in DENSE_TORSOS and _is_image(obs_spec)
     precise = functools.partial(in_precision, cfg.dtype)
 
     def represent(observation: PyTree) -> jax.Array:
+        if has_images:
+            image = observation_features(
+                obs_spec, observation, cfg.scale_pixels, image_axes=cfg.image_axes
+            )
+            return scaled(convolutions_of(cfg, "representation")(image))
         features = features_of(cfg, obs_spec, observation, "representation")
         return scaled(head_of(dense, size, 1.0, "first_state")(features))
 
     def step(state: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # The next state is the sum of the state and its change: most actions change little.
         taken = action if is_continuous else jax.nn.one_hot(action, width)
-        inputs = jnp.concatenate([state, taken], axis=-1)
-        features = torso_of(dense, "dynamics")(inputs)
-        # The difference to the state: most actions change little.
-        after = state + head_of(dense, size, 1.0, "next_state")(features)
+        if has_images:
+            after = state + _change_of_image(cfg, state, taken)
+            features = torso_of(dense, "dynamics")(after)
+        else:
+            features = torso_of(dense, "dynamics")(jnp.concatenate([state, taken], axis=-1))
+            after = state + head_of(dense, size, 1.0, "next_state")(features)
         return scaled(after), head_of(dense, atoms, 0.01, "reward_head")(features)
 
     def predict(state: jax.Array) -> Predictions:
@@ -106,6 +121,20 @@ def learned_model(
     )
 
 
+def _is_image(obs_spec: PyTree) -> bool:
+    """Returns whether a policy sees one image and nothing else."""
+    leaves = jax.tree.leaves(entries_for("policy", obs_spec))
+    return len(leaves) == 1 and len(leaves[0].shape) == 3
+
+
+def _change_of_image(cfg: NetworkConfig, state: jax.Array, taken: jax.Array) -> jax.Array:
+    """Returns the change ``[B, H, W, C]`` of a latent image by the actions ``[B, A]``."""
+    planes = jnp.broadcast_to(taken[:, None, None], (*state.shape[:3], taken.shape[-1]))
+    x = Conv2D(state.shape[-1], 3, name="change")(jnp.concatenate([state, planes], axis=-1))
+    x = jax.nn.relu(normalised(x, block_of(cfg), is_training=False))
+    return Conv2D(state.shape[-1], 3, name="next_state")(x)
+
+
 def dense_like(cfg: NetworkConfig, where: str) -> NetworkConfig:
     """Returns cfg for the parts of a model that read latent states, with a dense torso.
 
@@ -120,6 +149,7 @@ def dense_like(cfg: NetworkConfig, where: str) -> NetworkConfig:
 
 
 def scaled(state: jax.Array) -> jax.Array:
-    """Returns states ``[B, D]`` moved and stretched so that each reaches from 0 to 1."""
-    least, most = (f(state, axis=-1, keepdims=True) for f in (jnp.min, jnp.max))
+    """Returns states ``[B, ...]`` moved and stretched so that each reaches from 0 to 1."""
+    state, axes = state.astype(jnp.float32), tuple(range(1, state.ndim))
+    least, most = (f(state, axis=axes, keepdims=True) for f in (jnp.min, jnp.max))
     return (state - least) / jnp.maximum(most - least, 1e-5)

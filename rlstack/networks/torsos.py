@@ -266,24 +266,47 @@ class ResidualTorso(hk.Module):
         return normalised(x, self._block, self._is_training)
 
 
-class NatureTorso(hk.Module):
-    """The convolutions of Mnih et al. (2015), https://doi.org/10.1038/nature14236, then dense."""
+class ImageTorso(hk.Module):
+    """Convolutions, which a subclass defines, then a dense layer."""
+
+    w_init: hk.initializers.Initializer | None = None  # of the dense layer
 
     def __init__(
         self,
-        hidden_size: int = 512,
+        hidden_size: int | None,
         noise: float = 0.0,
         name: str | None = None,
         *,
         block: Block = PLAIN,
         is_training: bool = False,
     ) -> None:
+        """Stores the options of the dense layer; without a size there is none."""
         super().__init__(name=name)
         self._hidden_size, self._is_training = hidden_size, is_training
         self._block = block._replace(noise=noise)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps images ``[B, H, W, C]`` to ``[B, hidden_size]``.
+        """Maps images ``[B, H, W, C]`` to ``[B, hidden_size]``, or without it to smaller images."""
+        x = self.convolved(x)
+        if self._hidden_size is None:
+            return x
+        x = x.reshape((x.shape[0], -1))
+        block, is_training = self._block, self._is_training
+        return dense(x, self._hidden_size, jax.nn.relu, block, is_training, self.w_init)
+
+    def convolved(self, x: jax.Array) -> jax.Array:
+        """Maps images ``[B, H, W, C]`` to smaller ones; no number is negative."""
+        raise NotImplementedError
+
+
+class NatureTorso(ImageTorso):
+    """The convolutions of Mnih et al. (2015), https://doi.org/10.1038/nature14236, then dense."""
+
+    w_init = hk.initializers.Orthogonal(np.sqrt(2))
+
+    @hk.transparent
+    def convolved(self, x: jax.Array) -> jax.Array:
+        """Maps images as `ImageTorso.convolved` says.
 
         Raises:
           ValueError: the images are smaller than 36 x 36.
@@ -295,70 +318,45 @@ class NatureTorso(hk.Module):
                 f"x {_NATURE_SIZE} pixels; got {height} x {width}. "
                 "Use --network.torso impala or mlp."
             )
-        init = hk.initializers.Orthogonal(np.sqrt(2))
         for channels, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
-            x = jax.nn.relu(Conv2D(channels, kernel, stride, padding="VALID", w_init=init)(x))
-        x = x.reshape((x.shape[0], -1))
-        return dense(x, self._hidden_size, jax.nn.relu, self._block, self._is_training, init)
+            layer = Conv2D(channels, kernel, stride, padding="VALID", w_init=self.w_init)
+            x = jax.nn.relu(layer(x))
+        return x
 
 
-class ImpalaTorso(hk.Module):
+class ImpalaTorso(ImageTorso):
     """The deep residual torso of Espeholt et al. (2018), figure 3, arXiv:1802.01561."""
 
-    def __init__(
-        self,
-        channels: Sequence[int] = (16, 32, 32),
-        hidden_size: int = 256,
-        noise: float = 0.0,
-        name: str | None = None,
-        *,
-        block: Block = PLAIN,
-        is_training: bool = False,
-    ) -> None:
-        super().__init__(name=name)
-        self._channels = tuple(channels)
-        self._hidden_size, self._is_training = hidden_size, is_training
-        self._block = block._replace(noise=noise)
+    channels: tuple[int, ...] = (16, 32, 32)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps images ``[B, H, W, C]`` to ``[B, hidden_size]``."""
-        for channels in self._channels:
+    @hk.transparent
+    def convolved(self, x: jax.Array) -> jax.Array:
+        """Maps images as `ImageTorso.convolved` says."""
+        for channels in self.channels:
             x = Conv2D(channels, 3, 1, padding="SAME")(x)
             x = hk.max_pool(x, (3, 3, 1), (2, 2, 1), padding="SAME")
             for _ in range(2):
                 residual = Conv2D(channels, 3, 1, padding="SAME")(jax.nn.relu(x))
                 x = x + Conv2D(channels, 3, 1, padding="SAME")(jax.nn.relu(residual))
-        x = jax.nn.relu(x).reshape((x.shape[0], -1))
-        return dense(x, self._hidden_size, jax.nn.relu, self._block, self._is_training)
+        return jax.nn.relu(x)
 
 
-class MinAtarTorso(hk.Module):
+class MinAtarTorso(ImageTorso):
     """16 filters of 3 x 3, then dense: Young and Tian (2019), https://arxiv.org/abs/1903.03176.
 
     With layer norm, the channels of each pixel are normalised too, as Gallici et al. (2024) do.
+    Images have at least 3 x 3 pixels.
     """
 
-    def __init__(
-        self,
-        hidden_size: int = 128,
-        noise: float = 0.0,
-        name: str | None = None,
-        *,
-        block: Block = PLAIN,
-        is_training: bool = False,
-    ) -> None:
-        super().__init__(name=name)
-        self._hidden_size, self._is_training = hidden_size, is_training
-        self._block = block._replace(noise=noise)
+    w_init = hk.initializers.Orthogonal(np.sqrt(2))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps images ``[B, H, W, C]`` of at least 3 x 3 pixels to ``[B, hidden_size]``."""
-        init = hk.initializers.Orthogonal(np.sqrt(2))
-        x = Conv2D(16, 3, 1, padding="VALID", w_init=init)(x)
+    @hk.transparent
+    def convolved(self, x: jax.Array) -> jax.Array:
+        """Maps images as `ImageTorso.convolved` says."""
+        x = Conv2D(16, 3, 1, padding="VALID", w_init=self.w_init)(x)
         if self._block.norm == "layer":
             x = hk.LayerNorm(axis=-1, create_scale=True, create_offset=True)(x)
-        x = jax.nn.relu(x).reshape((x.shape[0], -1))
-        return dense(x, self._hidden_size, jax.nn.relu, self._block, self._is_training, init)
+        return jax.nn.relu(x)
 
 
 class EntryTorsos(hk.Module):

@@ -61,7 +61,7 @@ SMALL = NetworkConfig(hidden_sizes=(8,), core_size=5)
     [
         (lambda: MLPTorso((7, 5)), (3, 4), 5),
         (lambda: NatureTorso(6), (36, 36, 2), 6),
-        (lambda: ImpalaTorso((2, 3), hidden_size=6), (9, 7, 2), 6),
+        (lambda: ImpalaTorso(6), (9, 7, 2), 6),
     ],
 )
 def test_torsos_give_features(torso, shape, size):

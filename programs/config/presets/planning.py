@@ -114,7 +114,7 @@ def pendulum_muzero(name: str) -> Experiment:
 @preset
 def minatar_breakout_muzero(name: str) -> Experiment:
     """Breakout of MinAtar by Gumbel MuZero, in one compiled program."""
-    frames, updates_per_frame = 1_000_000, 1 / 16
+    frames, updates_per_frame = 100_000, 1 / 16
     agent = MuZeroConfig(
         max_value=100.0,
         optimizer=falling(1e-3, int(frames * updates_per_frame)),
@@ -125,13 +125,15 @@ def minatar_breakout_muzero(name: str) -> Experiment:
         env=EnvConfig("Breakout-MinAtar", num_envs=64, type="jax"),
         topology="fused",
         network=NetworkConfig(
-            torso="minatar", hidden_sizes=(256, 256), activation="relu", norm="layer"
+            torso="minatar", hidden_sizes=(128, 128), activation="relu", norm="layer"
         ),
-        replay=_sequences(agent, 256, 200_000, 5_000, updates_per_frame),
+        # The game is deterministic: the search's own noise soon repeats one game.
+        policy=PolicyConfig("softmax", "linear", start=2.0, end=1.0, steps=60_000),
+        # Smaller than the run: the returns of older policies make noisy targets.
+        replay=_sequences(agent, 256, 25_000, 5_000, updates_per_frame),
         evaluator=EvaluatorConfig(episodes=100, num_envs=100),
         frames=frames,
         log_period=10_000,
-        checkpoint_period=200_000,
         checkpoint_replay=False,
     )
 
