@@ -6,7 +6,6 @@ Its three functions are those of MuZero, Schrittwieser et al. (2020), arXiv:1911
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -69,41 +68,12 @@ def learned_model(
       ValueError: cfg has a recurrent core, noisy layers, batch norm, dropout or spectral norm.
     """
     cfg = cfg or NetworkConfig(hidden_sizes=(128, 128), activation="relu", norm="layer")
-    is_continuous = np.issubdtype(getattr(action_spec, "dtype", int), np.floating)
-    if not is_continuous:
+    if not _is_continuous(action_spec):
         count_actions("learned_model", action_spec)
     dense = dense_like(cfg, "a learned model")
-    size, atoms, width = cfg.hidden_sizes[-1], cfg.num_atoms, num_parameters(action_spec)
-    has_images = cfg.torso not in DENSE_TORSOS and _is_image(obs_spec)
-    precise = functools.partial(in_precision, cfg.dtype)
-
-    def represent(observation: PyTree) -> jax.Array:
-        if has_images:
-            image = observation_features(
-                obs_spec, observation, cfg.scale_pixels, image_axes=cfg.image_axes
-            )
-            return scaled(convolutions_of(cfg, "representation")(image))
-        features = features_of(cfg, obs_spec, observation, "representation")
-        return scaled(head_of(dense, size, 1.0, "first_state")(features))
-
-    def step(state: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
-        # The next state is the sum of the state and its change: most actions change little.
-        taken = action if is_continuous else jax.nn.one_hot(action, width)
-        if has_images:
-            after = state + _change_of_image(cfg, state, taken)
-            features = torso_of(dense, "dynamics")(after)
-        else:
-            features = torso_of(dense, "dynamics")(jnp.concatenate([state, taken], axis=-1))
-            after = state + head_of(dense, size, 1.0, "next_state")(features)
-        return scaled(after), head_of(dense, atoms, 0.01, "reward_head")(features)
-
-    def predict(state: jax.Array) -> Predictions:
-        features = torso_of(dense, "prediction")(state)
-        policy = head_of(dense, width, 0.01, "policy_head")(features)
-        return Predictions(policy, head_of(dense, atoms, 0.01, "value_head")(features))
 
     def build() -> tuple[Callable[..., Any], tuple[Callable[..., Any], ...]]:
-        functions = precise(represent), precise(step), precise(predict)
+        functions = _functions(cfg, dense, obs_spec, action_spec)
 
         def every(observation: PyTree) -> Predictions:
             state = functions[0](observation)
@@ -121,10 +91,52 @@ def learned_model(
     )
 
 
+def _functions(
+    cfg: NetworkConfig, dense: NetworkConfig, obs_spec: PyTree, action_spec: specs.Array
+) -> tuple[Callable[..., Any], ...]:
+    """Returns the functions of a `LearnedModel` without params, for a Haiku transform."""
+    size, atoms, width = cfg.hidden_sizes[-1], cfg.num_atoms, num_parameters(action_spec)
+    has_images = cfg.torso not in DENSE_TORSOS and _is_image(obs_spec)
+
+    def represent(observation: PyTree) -> jax.Array:
+        if has_images:
+            return scaled(_image_of(cfg, obs_spec, observation))
+        features = features_of(cfg, obs_spec, observation, "representation")
+        return scaled(head_of(dense, size, 1.0, "first_state")(features))
+
+    def step(state: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # The next state is the sum of the state and its change: most actions change little.
+        taken = action if _is_continuous(action_spec) else jax.nn.one_hot(action, width)
+        if has_images:
+            after = state + _change_of_image(cfg, state, taken)
+            features = torso_of(dense, "dynamics")(after)
+        else:
+            features = torso_of(dense, "dynamics")(jnp.concatenate([state, taken], axis=-1))
+            after = state + head_of(dense, size, 1.0, "next_state")(features)
+        return scaled(after), head_of(dense, atoms, 0.01, "reward_head")(features)
+
+    def predict(state: jax.Array) -> Predictions:
+        features = torso_of(dense, "prediction")(state)
+        policy = head_of(dense, width, 0.01, "policy_head")(features)
+        return Predictions(policy, head_of(dense, atoms, 0.01, "value_head")(features))
+
+    return tuple(in_precision(cfg.dtype, f) for f in (represent, step, predict))
+
+
+def _is_continuous(action_spec: specs.Array) -> bool:
+    return bool(np.issubdtype(getattr(action_spec, "dtype", int), np.floating))
+
+
 def _is_image(obs_spec: PyTree) -> bool:
     """Returns whether a policy sees one image and nothing else."""
     leaves = jax.tree.leaves(entries_for("policy", obs_spec))
     return len(leaves) == 1 and len(leaves[0].shape) == 3
+
+
+def _image_of(cfg: NetworkConfig, obs_spec: PyTree, observation: PyTree) -> jax.Array:
+    """Returns the image ``[B, H, W, C]`` that convolutions make of an observation."""
+    image = observation_features(obs_spec, observation, cfg.scale_pixels, image_axes=cfg.image_axes)
+    return convolutions_of(cfg, "representation")(image)
 
 
 def _change_of_image(cfg: NetworkConfig, state: jax.Array, taken: jax.Array) -> jax.Array:

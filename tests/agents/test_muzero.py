@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dm_env import specs
 
 from rlstack.agents.muzero import MuZero, MuZeroConfig, Targets
 from rlstack.checks import ActionKindError
@@ -17,13 +16,12 @@ from rlstack.configs.acting import EvaluatorConfig
 from rlstack.exploration import EpsilonGreedy, Greedy, Sample, Softmax
 from rlstack.families.planning import DrawnPlanOutput, PlanOutput
 from rlstack.families.q_learning import TargetLearnerState
-from rlstack.networks import LearnedModel, NetworkConfig, learned_model
+from rlstack.networks import LearnedModel, NetworkConfig
 from rlstack.networks.latent_model import Predictions
 from rlstack.programs.config.presets import preset
 from rlstack.programs.run import train
 from rlstack.types import Batch, TimeStep, Transition
 from tests.agent_cases import (
-    BATCH,
     FAST,
     FIRST,
     LAST,
@@ -599,95 +597,9 @@ def test_what_does_not_fit_is_refused(monkeypatch):
         MuZero(CFG, VECTOR, SEVERAL, linear_model, Greedy)
     with pytest.raises(ValueError, match=r"num_unroll \(6\) must be at most the item's 5"):
         make(num_unroll=6).targets(make_batch(STEP_TYPES).trajectory)
-    for field, value in (("core", "lstm"), ("norm", "batch"), ("dropout", 0.5), ("shared", True)):
-        with pytest.raises(ValueError, match=field):
-            learned_model(VECTOR, ONE_OF_4, NetworkConfig(**{field: value}))
-    with pytest.raises(ValueError, match="one discrete choice"):
-        learned_model(VECTOR, SEVERAL)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"mctx must be installed.*rlstack\[planning\]"):
         make()
-
-
-@pytest.mark.parametrize(
-    "torso", ["mlp", *(pytest.param(name, marks=_LATER) for name in ("residual", "sphere"))]
-)
-def test_latent_states_reach_from_0_to_1(torso):
-    model = learned_model(VECTOR, ONE_OF_4, dataclasses.replace(SMALL, torso=torso))
-
-    @quick_jit
-    def found(key, observation):
-        params = model.init(key)
-        state = model.represent(params, observation)
-        after, reward = model.step(params, state, jnp.arange(BATCH))
-        return state, after, reward, model.predict(params, after)
-
-    observation = np.random.default_rng(0).normal(size=(BATCH, 3))
-    state, after, reward, predicted = found(jax.random.PRNGKey(0), observation)
-    for x in (state, after):
-        np.testing.assert_allclose(x.min(axis=1), 0, atol=1e-6)
-        np.testing.assert_allclose(x.max(axis=1), 1, atol=1e-5)
-    shapes = [x.shape for x in (state, reward, *predicted)]
-    assert shapes == [(BATCH, 8), (BATCH, 7), (BATCH, 4), (BATCH, 7)]
-    assert len({tuple(row) for row in np.asarray(after)}) == BATCH  # actions differ
-
-
-BOARD = specs.BoundedArray((10, 10, 4), np.float32, 0, 1)
-
-
-@pytest.mark.slow
-@pytest.mark.chosen
-@pytest.mark.parametrize(
-    ("spec", "torso", "shape"),
-    [
-        (BOARD, "minatar", (8, 8, 16)),
-        (BOARD, "impala", (2, 2, 32)),
-        (BOARD, "mlp", (16,)),
-        ({"board": BOARD, "place": VECTOR}, "minatar", (16,)),
-    ],
-)
-def test_convolutions_of_one_image_give_latent_images(spec, torso, shape):
-    cfg = NetworkConfig(torso=torso, hidden_sizes=(16,), num_atoms=7, dtype="bfloat16")
-    model = learned_model(spec, ONE_OF_4, cfg)
-
-    @quick_jit
-    def found(key, observation):
-        params = model.init(key)
-        state = model.represent(params, observation)
-        after, reward = model.step(params, state, jnp.arange(BATCH))
-        return state, after, reward, model.predict(params, after)
-
-    rng = np.random.default_rng(0)
-    observation = jax.tree.map(lambda x: rng.uniform(size=(BATCH, *x.shape)), spec)
-    state, after, reward, predicted = found(jax.random.PRNGKey(0), observation)
-    for x in (state, after):
-        assert x.shape == (BATCH, *shape) and x.dtype == jnp.float32
-        np.testing.assert_allclose(x.reshape(BATCH, -1).max(axis=1), 1, atol=1e-5)
-        np.testing.assert_allclose(x.reshape(BATCH, -1).min(axis=1), 0, atol=1e-6)
-    shapes = [x.shape for x in (reward, *predicted)]
-    assert shapes == [(BATCH, 7), (BATCH, 4), (BATCH, 7)]
-    assert len({row.tobytes() for row in np.asarray(after)}) == BATCH
-
-
-@pytest.mark.slow
-@pytest.mark.chosen
-def test_a_change_of_a_latent_image_is_local():
-    """What an action changes in a pixel depends on the pixels up to two away."""
-    cfg = NetworkConfig(torso="minatar", hidden_sizes=(16,), num_atoms=7)
-    model = learned_model(BOARD, ONE_OF_4, cfg)
-    params = model.init(jax.random.PRNGKey(0))
-    state = np.random.default_rng(0).uniform(0.1, 0.9, size=(1, 8, 8, 16)).astype(np.float32)
-    state[0, :, :, 0] = np.linspace(0, 1, 64).reshape(8, 8)  # it reaches from 0 to 1
-    other = state.copy()
-    other[0, 2, 2, 1:] = 0.5
-    first, second = (model.step(params, x, np.array([1]))[0][0] for x in (state, other))
-
-    def unscaled(x):
-        """Without shift and stretch, by two pixels far from the change."""
-        return (x - x[7, 0, 0]) / (x[7, 7, 0] - x[7, 0, 0])
-
-    changed = np.abs(unscaled(first) - unscaled(second)).max(axis=-1) > 1e-4
-    assert changed[2, 2] and not changed[5:].any() and not changed[:, 5:].any()
 
 
 @pytest.mark.slow
