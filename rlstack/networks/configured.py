@@ -148,6 +148,7 @@ def convolutions_of(
     cfg: NetworkConfig, name: str, size: int | None = None, is_training: bool = False
 ) -> Callable[[jax.Array], jax.Array]:
     """Makes the configured torso of images, without its dense layer if that has no size."""
+    kinds: dict[str, Callable[..., Callable[[jax.Array], jax.Array]]]
     kinds = {"nature": NatureTorso, "impala": ImpalaTorso, "minatar": MinAtarTorso}
     return kinds[cfg.torso](
         size, cfg.noisy_sigma, name, block=block_of(cfg), is_training=is_training

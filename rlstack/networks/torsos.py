@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import abc
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -294,9 +295,9 @@ class ImageTorso(hk.Module):
         block, is_training = self._block, self._is_training
         return dense(x, self._hidden_size, jax.nn.relu, block, is_training, self.w_init)
 
+    @abc.abstractmethod
     def convolved(self, x: jax.Array) -> jax.Array:
         """Maps images ``[B, H, W, C]`` to smaller ones; no number is negative."""
-        raise NotImplementedError
 
 
 class NatureTorso(ImageTorso):
