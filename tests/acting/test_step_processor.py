@@ -73,10 +73,15 @@ POOLS = {
 }
 
 
-def run(pool, processor, steps=26):
+def run(pool, processor, steps=26, envs=0):
+    """Takes steps, and more until `envs` environments have come: a busy machine may keep one back.
+
+    Returns the stored steps by environment, and the logs.
+    """
     stored, logs = Stored(), []
     actor = Actor(pool, Zeros(), stored, step_processor=processor)
-    for _ in range(steps):
+    while steps > 0 or len(stored.steps) < envs:
+        steps -= 1
         found = actor.step()
         if found is not None:
             logs.append(found)
@@ -92,7 +97,7 @@ def test_infos_reach_the_processor_and_the_logs(kind):
         return step.replace(reward=step.info("time", default=0.0) * 2)
 
     with POOLS[kind]() as pool:
-        stored, logs = run(pool, processor)
+        stored, logs = run(pool, processor, envs=3)
     assert {time for time, _ in seen} == {0.0, 1.0, 2.0, 3.0, 4.0}
     for time, info in seen:
         assert info == ({"time": time, "at/even": time % 2 == 0} if time else {})

@@ -356,7 +356,7 @@ def test_the_search_finds_the_best_action_of_the_model():
     output = planner()([0.0, 1.0, 0.0, 5.0], [0.0, 0.0, 8.0, 0.0], seen([0.0, 3.0]))
     # Action 2 has 0.9 * 8, action 3 has 5 and action 1 has 1.
     np.testing.assert_array_equal(output.action, [2, 2])
-    assert (np.argsort(output.policy, axis=1) == [0, 1, 3, 2]).all()
+    assert (np.argsort(np.asarray(output.policy), axis=1) == [0, 1, 3, 2]).all()
     np.testing.assert_allclose(output.policy.sum(axis=1), 1, rtol=1e-5)
 
 

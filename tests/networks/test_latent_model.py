@@ -11,6 +11,10 @@ from tests.agent_cases import BATCH, ONE_OF_4, SEVERAL, VECTOR, quick_jit
 
 BOARD = specs.BoundedArray((10, 10, 4), np.float32, 0, 1)
 _LATER = [pytest.mark.slow, pytest.mark.chosen]
+_NEWER = pytest.mark.skipif(
+    jax.__version_info__ < (0, 6),
+    reason="the older CPU runtime of JAX 0.5 writes outside of its memory in convolutions",
+)
 
 
 @pytest.mark.parametrize(
@@ -19,11 +23,13 @@ _LATER = [pytest.mark.slow, pytest.mark.chosen]
         (VECTOR, "mlp", "float32", (8,)),
         pytest.param(VECTOR, "residual", "float32", (8,), marks=_LATER),
         pytest.param(VECTOR, "sphere", "float32", (8,), marks=_LATER),
-        (BOARD, "minatar", "float32", (8, 8, 16)),
-        pytest.param(BOARD, "minatar", "bfloat16", (8, 8, 16), marks=_LATER),
-        pytest.param(BOARD, "impala", "float32", (2, 2, 32), marks=_LATER),
+        pytest.param(BOARD, "minatar", "float32", (8, 8, 16), marks=_NEWER),
+        pytest.param(BOARD, "minatar", "bfloat16", (8, 8, 16), marks=[_NEWER, *_LATER]),
+        pytest.param(BOARD, "impala", "float32", (2, 2, 32), marks=[_NEWER, *_LATER]),
         pytest.param(BOARD, "mlp", "float32", (8,), marks=_LATER),
-        pytest.param({"a": BOARD, "b": VECTOR}, "minatar", "float32", (8,), marks=_LATER),
+        pytest.param(
+            {"a": BOARD, "b": VECTOR}, "minatar", "float32", (8,), marks=[_NEWER, *_LATER]
+        ),
     ],
 )
 def test_latent_states_reach_from_0_to_1(spec, torso, dtype, shape):
@@ -50,6 +56,7 @@ def test_latent_states_reach_from_0_to_1(spec, torso, dtype, shape):
     assert len({row.tobytes() for row in np.asarray(after)}) == BATCH  # actions differ
 
 
+@_NEWER
 @pytest.mark.slow
 @pytest.mark.chosen
 def test_a_change_of_a_latent_image_is_local():
