@@ -17,9 +17,9 @@ class NormalisationConfig(Checked):
     observation_clip: float = 10.0
     """Standardised observations are clipped to plus or minus this."""
     rewards: Literal["none", "reward", "return", "centred"] = "none"
-    """reward and return divide rewards by the running standard deviation of rewards, or of
-    discounted returns. centred subtracts the mean of rewards, and then does the same as reward; it
-    suits tasks whose episodes end only by a time limit. If all are equal, nothing is divided."""
+    """How rewards are scaled. reward: divided by their running standard deviation. return: by that
+    of discounted returns. centred: first minus their running mean, then as reward; use it only if
+    all episodes end by a time limit. Rewards that are all equal are not divided."""
     return_discount: float | None = None
     """Discount of the returns that the option rewards=return uses. None takes the agent's."""
     reward_scale: float = 1.0

@@ -82,6 +82,7 @@ def features_of(
     name: str,
     is_training: bool = False,
     reader: Reader = "policy",
+    keeps_image: bool = False,
 ) -> jax.Array:
     """Maps an observation ``[B, ...]`` to features ``[B, D]``; call it inside a transform.
 
@@ -92,6 +93,8 @@ def features_of(
       name: the name of the torso's module. See `EntryTorsos` for the modules of several entries.
       is_training: whether to apply dropout and to let batch norm use the batch.
       reader: the network that the torso belongs to; it determines the visible entries.
+      keeps_image: whether an observation that is one image keeps the axes ``[B, H, W, C]`` after
+        the convolutions, if the torso has some.
 
     Raises:
       ValueError: the torso is for images, and the observation has none that it can take, or the
@@ -110,7 +113,8 @@ def features_of(
             f"width, channels]; got shape {shapes}. Use --network.torso mlp."
         )
     if len(entries) == 1:
-        return torso_of(cfg, name, is_training)(*entries.values())
+        size = None if keeps_image else cfg.hidden_sizes[-1]
+        return convolutions_of(cfg, name, size, is_training)(*entries.values())
     return EntryTorsos(
         lambda image: torso_of(cfg, image, is_training),
         lambda vectors: _mlp(cfg, vectors, is_training),
@@ -147,12 +151,12 @@ def torso_of(
 def convolutions_of(
     cfg: NetworkConfig, name: str, size: int | None = None, is_training: bool = False
 ) -> Callable[[jax.Array], jax.Array]:
-    """Makes the configured torso of images, without its dense layer if that has no size."""
-    kinds: dict[str, Callable[..., Callable[[jax.Array], jax.Array]]]
-    kinds = {"nature": NatureTorso, "impala": ImpalaTorso, "minatar": MinAtarTorso}
-    return kinds[cfg.torso](
+    """Makes the configured torso of images; without a size it has no dense layer."""
+    kinds: dict[str, Any] = {"nature": NatureTorso, "impala": ImpalaTorso, "minatar": MinAtarTorso}
+    torso: Callable[[jax.Array], jax.Array] = kinds[cfg.torso](
         size, cfg.noisy_sigma, name, block=block_of(cfg), is_training=is_training
     )
+    return torso
 
 
 def _mlp(cfg: NetworkConfig, name: str, is_training: bool) -> Callable[[jax.Array], jax.Array]:

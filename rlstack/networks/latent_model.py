@@ -18,12 +18,12 @@ from dm_env import specs
 from rlstack.configs.network import DENSE_TORSOS, NetworkConfig
 from rlstack.distributions import num_parameters
 from rlstack.networks.base import dummy_timestep
-from rlstack.networks.configured import block_of, convolutions_of, features_of, head_of, torso_of
+from rlstack.networks.configured import block_of, features_of, head_of, torso_of
 from rlstack.networks.layers.convolution import Conv2D
 from rlstack.networks.layers.dense import normalised
 from rlstack.networks.precision import in_precision
 from rlstack.networks.q_network import count_actions
-from rlstack.networks.torsos import entries_for, observation_features
+from rlstack.networks.torsos import is_image_batch
 from rlstack.types import Array, Params, PRNGKey, PyTree
 
 
@@ -49,14 +49,14 @@ class LearnedModel(NamedTuple):
 def learned_model(
     obs_spec: PyTree, action_spec: specs.Array, cfg: NetworkConfig | None = None
 ) -> LearnedModel:
-    """Builds a model whose latent states are vectors or images.
+    """Builds a learned model; its latent states are images or vectors.
 
-    The configured torso reads the observation. If it has convolutions, and the observation is one
-    image, they give the latent states, ``[B, H, W, C]``; two more convolutions, of 3 x 3 pixels,
-    find the change that an action makes. Other latent states are vectors of the size
-    ``cfg.hidden_sizes[-1]``, and a dense torso finds the change. Dense torsos of the same sizes
-    predict reward, policy and value. Each latent state is scaled to [0, 1], by its smallest and
-    largest entry (paper, appendix G).
+    They are images ``[B, H, W, C]`` if the observation is one image and the configured torso has
+    convolutions: the output of these. Two convolutions of 3 x 3 pixels then predict how an action
+    changes the state. Otherwise the states are vectors of the size ``cfg.hidden_sizes[-1]``, and a
+    dense torso predicts the change. Dense torsos of the configured sizes predict reward, policy and
+    value. Each latent state is scaled to [0, 1], by its smallest and largest entry (paper, appendix
+    G).
 
     Args:
       obs_spec: pytree of ``dm_env.specs`` of one observation.
@@ -68,7 +68,7 @@ def learned_model(
       ValueError: cfg has a recurrent core, noisy layers, batch norm, dropout or spectral norm.
     """
     cfg = cfg or NetworkConfig(hidden_sizes=(128, 128), activation="relu", norm="layer")
-    if not _is_continuous(action_spec):
+    if not np.issubdtype(getattr(action_spec, "dtype", int), np.floating):
         count_actions("learned_model", action_spec)
     dense = dense_like(cfg, "a learned model")
 
@@ -96,18 +96,18 @@ def _functions(
 ) -> tuple[Callable[..., Any], ...]:
     """Returns the functions of a `LearnedModel` without params, for a Haiku transform."""
     size, atoms, width = cfg.hidden_sizes[-1], cfg.num_atoms, num_parameters(action_spec)
-    has_images = cfg.torso not in DENSE_TORSOS and _is_image(obs_spec)
 
     def represent(observation: PyTree) -> jax.Array:
-        if has_images:
-            return scaled(_image_of(cfg, obs_spec, observation))
-        features = features_of(cfg, obs_spec, observation, "representation")
-        return scaled(head_of(dense, size, 1.0, "first_state")(features))
+        found = features_of(cfg, obs_spec, observation, "representation", keeps_image=True)
+        return scaled(
+            found if is_image_batch(found) else head_of(dense, size, 1.0, "first_state")(found)
+        )
 
     def step(state: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
         # The next state is the sum of the state and its change: most actions change little.
-        taken = action if _is_continuous(action_spec) else jax.nn.one_hot(action, width)
-        if has_images:
+        is_continuous = jnp.issubdtype(action.dtype, jnp.floating)
+        taken = action if is_continuous else jax.nn.one_hot(action, width)
+        if is_image_batch(state):
             after = state + _change_of_image(cfg, state, taken)
             features = torso_of(dense, "dynamics")(after)
         else:
@@ -121,22 +121,6 @@ def _functions(
         return Predictions(policy, head_of(dense, atoms, 0.01, "value_head")(features))
 
     return tuple(in_precision(cfg.dtype, f) for f in (represent, step, predict))
-
-
-def _is_continuous(action_spec: specs.Array) -> bool:
-    return bool(np.issubdtype(getattr(action_spec, "dtype", int), np.floating))
-
-
-def _is_image(obs_spec: PyTree) -> bool:
-    """Returns whether a policy sees one image and nothing else."""
-    leaves = jax.tree.leaves(entries_for("policy", obs_spec))
-    return len(leaves) == 1 and len(leaves[0].shape) == 3
-
-
-def _image_of(cfg: NetworkConfig, obs_spec: PyTree, observation: PyTree) -> jax.Array:
-    """Returns the image ``[B, H, W, C]`` that convolutions make of an observation."""
-    image = observation_features(obs_spec, observation, cfg.scale_pixels, image_axes=cfg.image_axes)
-    return convolutions_of(cfg, "representation")(image)
 
 
 def _change_of_image(cfg: NetworkConfig, state: jax.Array, taken: jax.Array) -> jax.Array:

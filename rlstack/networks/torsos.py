@@ -268,7 +268,10 @@ class ResidualTorso(hk.Module):
 
 
 class ImageTorso(hk.Module):
-    """Convolutions, which a subclass defines, then a dense layer."""
+    """Convolutions, then a dense layer.
+
+    A subclass defines `convolved`, as ``hk.transparent``: the names of params then leave it out.
+    """
 
     w_init: hk.initializers.Initializer | None = None  # of the dense layer
 
@@ -281,13 +284,13 @@ class ImageTorso(hk.Module):
         block: Block = PLAIN,
         is_training: bool = False,
     ) -> None:
-        """Stores the options of the dense layer; without a size there is none."""
+        """Stores the options of the dense layer. If hidden_size is None, there is no such layer."""
         super().__init__(name=name)
         self._hidden_size, self._is_training = hidden_size, is_training
         self._block = block._replace(noise=noise)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps images ``[B, H, W, C]`` to ``[B, hidden_size]``, or without it to smaller images."""
+        """Maps images ``[B, H, W, C]`` to ``[B, hidden_size]``, or to images if that is None."""
         x = self.convolved(x)
         if self._hidden_size is None:
             return x
@@ -297,7 +300,7 @@ class ImageTorso(hk.Module):
 
     @abc.abstractmethod
     def convolved(self, x: jax.Array) -> jax.Array:
-        """Maps images ``[B, H, W, C]`` to smaller ones; no number is negative."""
+        """Maps images ``[B, H, W, C]`` to images of features, which are not negative."""
 
 
 class NatureTorso(ImageTorso):

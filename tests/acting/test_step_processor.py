@@ -74,9 +74,10 @@ POOLS = {
 
 
 def run(pool, processor, steps=26, envs=0):
-    """Takes steps, and more until `envs` environments have come: a busy machine may keep one back.
+    """Returns the stored steps by environment, and the logs.
 
-    Returns the stored steps by environment, and the logs.
+    It takes at least `steps` steps, and goes on until `envs` environments have stored some: on a
+    busy machine an asynchronous pool may return one of them late.
     """
     stored, logs = Stored(), []
     actor = Actor(pool, Zeros(), stored, step_processor=processor)

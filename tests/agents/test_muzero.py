@@ -43,8 +43,6 @@ from tests.programs import running
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mctx") is None, reason="needs mctx")
 
-_LATER = [pytest.mark.slow, pytest.mark.chosen]
-
 CFG = MuZeroConfig(
     discount=0.9, num_unroll=3, n_step=2, num_simulations=6, max_value=10.0, optimizer=FAST
 )

@@ -1,4 +1,4 @@
-"""The learned model of MuZero: its latent states, vectors and images, and what it refuses."""
+"""MuZero's learned model: shapes and range of latent states, and the options that it refuses."""
 
 import jax
 import jax.numpy as jnp
