@@ -65,7 +65,9 @@ def test_hosts_need_no_shared_disk(tmp_path, monkeypatch, s3):
             small = (*map(str, FAST), "--frames", "3000", "--checkpoint-period", "1000")
             nodes = ("--program.num-actors", "4", "--program.num-inferencers", "2")
             ray = ("--launch", "ray", "--ray-address", head.address, "--program.transport", "zmq")
-            nodes += ("--program.ray.env-vars", "JAX_LOG_COMPILES", "1")  # so that nodes print
+            # Each node prints what it imports. Some print nothing else: actors with inferencers
+            # compile nothing.
+            nodes += ("--program.ray.env-vars", "PYTHONPROFILEIMPORTTIME", "1")
             args = ("train", "cartpole-ppo", "--topology", "distributed", *ray, *small, *nodes)
             assert main([*args, "--run-dir", url]) == 0
             assert wait_until_empty() == []
@@ -77,7 +79,7 @@ def test_hosts_need_no_shared_disk(tmp_path, monkeypatch, s3):
         away = {name for name, host in where.items() if host != here}
         for name in away:  # what they printed on the host without the folder
             text = (directory.node_logs / name).read_text()
-            assert "Finished tracing" in text, name
+            assert "import time:" in text, name
         assert away and all(name.startswith(("actor", "inferencer")) for name in away)
         assert json.loads(directory.result.read_text())["env_frames"] >= 3000
         assert metrics(directory.path)[-1]["env_frames"] >= 3000
