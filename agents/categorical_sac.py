@@ -8,16 +8,18 @@ SimBaV2, Lee et al. (2025), https://arxiv.org/abs/2502.15280, is this agent with
 hypersphere (``--network.torso sphere``), standardised observations, and rewards divided by the
 standard deviation of returns (``--normalisation.rewards return``), which brings returns within the
 atoms. So it is an experiment (the presets ``hopper-simba`` and ``halfcheetah-simba``), not another
-agent. Deviations from SimBaV2: those of SAC; rewards are not also divided by the largest return so
-far; the range of log standard deviations is SAC's, [-20, 2], by clipping.
+agent. Deviations from SimBaV2: those of SAC; rewards are not also divided by a fifth of the largest
+return so far; the range of log standard deviations is SAC's, [-20, 2] by clipping, not [-10, 2] by
+tanh.
 
-These constants of the presets are those of the authors' program: the learning rate, which falls
-from 1e-4 to half of it for policy, critics and temperature; two critics of 101 atoms from -5 to 5,
-of which the one with the smaller mean counts (one critic in tasks whose episodes never end early);
-a discount of 0.995 for episodes of 1,000 steps, 1 - 5 / length within [0.95, 0.995]; a target rate
-of 0.005, a first temperature of 0.01, and a target entropy of -0.5 for each number of an action;
-rewards divided by the deviation of discounted returns. The number of updates for each step is
-uncertain: 2 in the paper, and 1 for tasks without repeated actions in copies of the program.
+These constants of the presets are those of the authors' program
+(https://github.com/DAVIAN-Robotics/SimbaV2, commit 86899c2): the learning rate, which falls from
+1e-4 to half of it for policy, critics and temperature; two critics of 101 atoms from -5 to 5, of
+which the one with the smaller mean counts (the DeepMind Control Suite, whose episodes never end
+early, has one critic); a discount of 0.995 for episodes of 1,000 steps, 1 - 5 / length within
+[0.95, 0.995]; a target rate of 0.005, a first temperature of 0.01, and a target entropy of -0.5 for
+each number of an action; rewards divided by the deviation of discounted returns; one update for
+each step of MuJoCo (two where actions are repeated once).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-SECONDS = 120  # for one block; the slowest takes about 35 s on two idle cores
+SECONDS = 120  # for one block; the slowest takes about 50 s on two idle cores
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 # A block below such a comment does not run; the comment gives the reason.
 NOT_RUN = re.compile(r"<!-- not run: [^\n]+ -->\s*\Z")
@@ -91,7 +91,7 @@ BLOCKS = [block for page in PAGES for block in blocks(page)]
 
 
 def run(block, folder):
-    """Runs a block as a reader would; returns its exit code and its output."""
+    """Runs a block as a reader would; returns its exit code, None if it is too slow, and output."""
     if block.language == "python":
         named = re.match(r"# (\w+\.py)\n", block.text)
         assert named, f"{block}: the first line must name the file"
@@ -112,8 +112,10 @@ def run(block, folder):
     )
     try:
         stdout, stderr = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return (None, *process.communicate())
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
     return process.returncode, stdout, stderr

@@ -48,6 +48,7 @@ def stdout_of(ran, page, part):
 @pytest.mark.parametrize("block", RUNNABLE, ids=str)
 def test_the_block_runs_as_written(ran, block):
     code, stdout, stderr = ran(block.page)[1][block.line]
+    assert code is not None, f"{block} takes too long:\n{stderr[-3000:]}"
     assert code == 0, f"{block}:\n{stdout}\n{stderr[-3000:]}"
 
 
