@@ -330,7 +330,7 @@ def _changes(before: _ResumeOptions, now: _ResumeOptions) -> dict[str, Any]:
 
 def _print_result(result: Result) -> int:
     print(
-        f"greedy return {result.eval_return_mean:.1f} +- {result.eval_return_std:.1f} over "
+        f"evaluation return {result.eval_return_mean:.1f} +- {result.eval_return_std:.1f} over "
         f"{result.eval_episodes} episodes, after {result.env_frames:,} frames in "
         f"{result.wall_seconds:.1f} s; ended by {result.ended_by}"
     )

@@ -226,7 +226,7 @@ def _text(trial: Trial) -> str:
     if result is None:
         return f"failed: {trial.error.splitlines()[0] if trial.error else ''}"
     return (
-        f"greedy return {result.eval_return_mean:.1f} after {result.env_frames:,} frames in "
+        f"evaluation return {result.eval_return_mean:.1f} after {result.env_frames:,} frames in "
         f"{result.wall_seconds:.1f} s; ended by {result.ended_by}"
     )
 

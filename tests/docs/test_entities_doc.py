@@ -21,7 +21,7 @@ def test_returns_are_what_the_text_says(ran):
     before = blocks(NAME)[shown - 1]
     assert ran(NAME)[1][before.line][1] == blocks(NAME)[shown].text
     returns = [
-        float(x) for text in printed for x in re.findall(r"^greedy return (\S+)", text, re.M)
+        float(x) for text in printed for x in re.findall(r"^evaluation return (\S+)", text, re.M)
     ]
     fire, count, rule, clone, first, second = returns
     assert fire > 0.3 and count > 0.9 and rule == 1.0 and clone > 0.9

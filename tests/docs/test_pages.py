@@ -104,7 +104,7 @@ def test_the_examples_do_what_the_text_says(ran):
         assert learned > 150, f"{page}: the agent learns nothing"
     environment = "docs/tutorials/own_environment.md"
     learned = re.search(
-        r"greedy return (\S+)", stdout_of(ran, environment, "--env.name my_env:Corridor")
+        r"evaluation return (\S+)", stdout_of(ran, environment, "--env.name my_env:Corridor")
     )
     assert float(learned[1]) == 1.0
     folder, _ = ran("docs/tutorials/own_network.md")

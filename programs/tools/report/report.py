@@ -29,10 +29,11 @@ Groups = Mapping[str, Sequence[str | Path]]  # directories of runs that differ i
 _HEAD = """\
 # Results
 
-Greedy returns at the end of training, one row for each preset. Written by `{command}` from the run
-directories. `rlstack train PRESET --seed SEED`, with the options listed below if there are any,
-repeats a run at its commit with the versions of `requirements.lock`. Other commits, versions and
-machines round differently, and returns then differ as between seeds.
+Returns of the evaluations at the end of training, one row for each preset. Policies are greedy,
+unless `evaluator.epsilon` is listed below. Written by `{command}` from the run directories.
+`rlstack train PRESET --seed SEED`, with the options listed below if there are any, repeats a run at
+its commit with the versions of `requirements.lock`. Other commits, versions and machines round
+differently, and returns then differ as between seeds.
 
 """
 _INTERVALS = (
@@ -187,7 +188,7 @@ def write_page(report: Report, out: Path, command: str) -> None:
     """Writes a report as one HTML page."""
     found = report.statistics
     sections = [*_sections(report), ("Runs", tables.of_groups(report.groups))]
-    intro = f"Greedy returns at the end of training. {_INTERVALS} Written by {command}."
+    intro = f"Returns of the evaluations at the end of training. {_INTERVALS} Written by {command}."
     remarks = [*(f"Warning: {text}" for text in report.warnings)]
     remarks += [sentence(str(one)) for one in found.comparisons]
     text = page.html("Results", intro, plots.of_statistics(found), sections, remarks)

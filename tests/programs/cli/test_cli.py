@@ -145,7 +145,7 @@ def test_train_then_eval(tmp_path):
         "--evaluator.episodes", "2", "--evaluator.num-envs", "2", "--env.num-workers", "1",
     )  # fmt: skip
     assert trained.returncode == 0, trained.stderr
-    assert "greedy return" in trained.stdout
+    assert "evaluation return" in trained.stdout
     assert "gym" not in trained.stderr.lower()
     result = json.loads((run_dir / "result.json").read_text())
     judged = run_command("eval", str(run_dir))

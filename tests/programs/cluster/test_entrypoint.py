@@ -44,7 +44,7 @@ def test_the_entry_point_of_a_ray_job_trains_and_starts_again_from_a_checkpoint(
             timeout=150,
         )
         assert done.returncode == 0, done.stderr
-        assert "greedy return" in done.stdout
+        assert "evaluation return" in done.stdout
         assert wait_until_empty() == []
     result = read_result(RunDir(run_dir))
     assert result is not None and result.env_frames >= 3000 and result.topology == "distributed"

@@ -271,7 +271,7 @@ def test_the_commands(expert, tmp_path, capsys):
     run_dir = tmp_path / "run"
     arguments = ["bc", "--data", str(tmp_path / "d"), "--frames", "1024", "--run-dir", str(run_dir)]
     assert cli.main("train", arguments) == 0
-    assert "greedy return" in capsys.readouterr().out
+    assert "evaluation return" in capsys.readouterr().out
     config = from_json((run_dir / "config.json").read_text())
     assert (config.data, config.env.name) == (str(tmp_path / "d"), "CartPole-v1")
     assert from_json(to_json(config)) == config

@@ -169,7 +169,7 @@ def test_runs_are_processes_with_jobs(tmp_path, capsys):
     for rate in ("0.001", "0.003"):
         for seed in (1, 2):
             name = f"learning_rate={rate},seed={seed}"
-            assert f"{name}: greedy return" in shown
+            assert f"{name}: evaluation return" in shown
             config = json.loads((root / name / "config.json").read_text())
             assert config["agent"]["optimizer"]["learning_rate"] == float(rate)
             assert metrics(root / name)
