@@ -6,10 +6,10 @@ mean, moved by reward, discount and entropy and projected on the atoms.
 
 SimBaV2, Lee et al. (2025), https://arxiv.org/abs/2502.15280, is this agent with a network on the
 hypersphere (``--network.torso sphere``), standardised observations, and rewards divided by the
-standard deviation of returns (``--normalisation.rewards return``), which brings returns within the
-atoms. So it is an experiment (the presets ``hopper-simba`` and ``halfcheetah-simba``), not another
-agent. Deviations from SimBaV2: those of SAC; rewards are not also divided by a fifth of the largest
-return so far; the range of log standard deviations is SAC's, [-20, 2] by clipping, not [-10, 2] by
+standard deviation of returns, and by more where the largest return would exceed the last atom
+(``--normalisation.rewards return --normalisation.return-limit 5``). So it is an experiment (the
+presets ``hopper-simba`` and ``halfcheetah-simba``), not another agent. Deviations from SimBaV2:
+those of SAC; the range of log standard deviations is SAC's, [-20, 2] by clipping, not [-10, 2] by
 tanh.
 
 These constants of the presets are those of the authors' program
@@ -18,8 +18,7 @@ These constants of the presets are those of the authors' program
 which the one with the smaller mean counts (the DeepMind Control Suite, whose episodes never end
 early, has one critic); a discount of 0.995 for episodes of 1,000 steps, 1 - 5 / length within
 [0.95, 0.995]; a target rate of 0.005, a first temperature of 0.01, and a target entropy of -0.5 for
-each number of an action; rewards divided by the deviation of discounted returns; one update for
-each step of MuJoCo (two where actions are repeated once).
+each number of an action; one update for each step of MuJoCo (two where actions are repeated once).
 """
 
 from __future__ import annotations

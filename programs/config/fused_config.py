@@ -97,10 +97,8 @@ def _learning_limits(
     for name in ("frame_stack", "min_actors"):
         if getattr(replay, name):
             yield f"replay.{name}", getattr(replay, name), "0", _OTHER
-    for name, divided in (
-        ("env.num_envs", num_envs or 0),
-        ("replay.batch_size", replay.batch_size),
-    ):
+    rows = {"env.num_envs": num_envs or 0, "replay.batch_size": replay.batch_size}
+    for name, divided in rows.items():
         if divided % max(1, len(learner.devices)):
             rule = f"a multiple of the {len(learner.devices)} devices of learner.devices"
             yield name, divided, rule, "Change one of them."
@@ -122,14 +120,9 @@ def _queue_limits(replay: ReplayConfig, num_envs: int | None) -> Iterator[_Limit
         yield "replay.batch_size", replay.batch_size, rule, "Change one of them."
     if replay.step_period != replay.unroll_length:
         yield "replay.period", replay.period, "None with the sampler fifo", _OTHER
-    for name, default in (
-        ("context", 0),
-        ("min_size", 1),
-        ("samples_per_insert", None),
-        ("starts", "any"),
-    ):
-        if getattr(replay, name) != default:
-            came = getattr(replay, name)
+    defaults = {"context": 0, "min_size": 1, "samples_per_insert": None, "starts": "any"}
+    for name, default in defaults.items():
+        if (came := getattr(replay, name)) != default:
             yield f"replay.{name}", came, f"{default} with the sampler fifo", _OTHER
     if replay.times_limit != 1:
         yield "replay.max_times_sampled", replay.times_limit, "1 or None with fifo", _OTHER

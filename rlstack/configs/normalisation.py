@@ -22,6 +22,10 @@ class NormalisationConfig(Checked):
     all episodes end by a time limit. Rewards that are all equal are not divided."""
     return_discount: float | None = None
     """Discount of the returns that the option rewards=return uses. None takes the agent's."""
+    return_limit: float = 0.0
+    """With rewards=return: rewards are divided by more than the deviation where the largest
+    discounted return so far would exceed this. So returns fit the atoms of a distributional critic
+    from minus to plus this number. 0 has no limit."""
     reward_scale: float = 1.0
     """Factor on rewards."""
     reward_clip: float = 0.0
@@ -32,4 +36,6 @@ class NormalisationConfig(Checked):
         self.require("observation_clip", self.observation_clip > 0, "positive")
         if self.return_discount is not None:
             self.require("return_discount", 0 <= self.return_discount <= 1, "in [0, 1]")
-        self.require_at_least(0, "reward_clip")
+        self.require_at_least(0, "reward_clip", "return_limit")
+        scaled = self.rewards == "return" or not self.return_limit
+        self.require("return_limit", scaled, f"0 with rewards={self.rewards}")

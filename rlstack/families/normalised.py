@@ -48,6 +48,7 @@ class Statistics(NamedTuple):
 
     observation: Any  # a RunningStatistics, or those of the network's Standardiser
     reward: RunningStatistics  # statistics of rewards, or of discounted returns
+    largest: Any = ()  # [] float32, the largest size of a discounted return; () without a limit
 
 
 class NormalisedParams(NamedTuple):
@@ -104,7 +105,8 @@ class Normalised(Wrapped):
 
     def initial_params(self, rng_key: PRNGKey) -> NormalisedParams:
         """Returns the agent's newly initialised parameters, and empty statistics."""
-        statistics = Statistics(self._standardiser.initial(), initial_statistics(_SCALAR))
+        largest = jnp.zeros(()) if self.normalisation.return_limit else ()
+        statistics = Statistics(self._standardiser.initial(), initial_statistics(_SCALAR), largest)
         return NormalisedParams(self.agent.initial_params(rng_key), statistics)
 
     def initial_state(self, batch_size: int) -> AgentState:
@@ -185,8 +187,12 @@ class Normalised(Wrapped):
             if self._counts_returns:
                 amount = self._returns(after.agent_state, after.timestep)
             # The first step of an episode has no reward.
-            reward = update_statistics(pending.reward, amount, ~after.timestep.first())
+            rewarded = ~after.timestep.first()
+            reward = update_statistics(pending.reward, amount, rewarded)
             pending = pending._replace(reward=reward)
+            if self.normalisation.return_limit:
+                largest = jnp.where(rewarded, jnp.abs(amount), 0.0).max()
+                pending = pending._replace(largest=jnp.maximum(pending.largest, largest))
         if self._counts_returns:
             trajectory = trajectory._replace(agent_state=trajectory.agent_state.agent)
         trajectory = trajectory._replace(
@@ -210,7 +216,7 @@ class Normalised(Wrapped):
             reward = jnp.where(timestep.first(), 0.0, reward - statistics.reward.mean[0])
         reward = reward * cfg.reward_scale
         if cfg.rewards != "none":
-            reward = reward * _inverse_deviation(statistics)
+            reward = reward * self._inverse_deviation(statistics)
         if cfg.reward_clip:
             reward = jnp.clip(reward, -cfg.reward_clip, cfg.reward_clip)
         return timestep._replace(observation=observation, reward=reward)
@@ -220,7 +226,16 @@ class Normalised(Wrapped):
         scale = self.normalisation.reward_scale
         if self.normalisation.rewards == "none":
             return scale
-        return scale * _inverse_deviation(statistics)
+        return scale * self._inverse_deviation(statistics)
+
+    def _inverse_deviation(self, statistics: Statistics) -> Array:
+        # Only `centred` shifts rewards: a shift changes which policy is best if episodes may end
+        # early.
+        variance = statistics.reward.variance[0]
+        factor = jnp.where(variance < 1e-8, 1.0, jax.lax.rsqrt(variance + 1e-8))
+        if limit := self.normalisation.return_limit:
+            factor = jnp.minimum(factor, limit / jnp.maximum(statistics.largest, 1e-8))
+        return factor
 
 
 class NormalisedEpochs(Normalised, WrappedEpochs):
@@ -266,12 +281,6 @@ def normalised(agent: Agent, cfg: NormalisationConfig) -> Agent:
     if dataclasses.replace(cfg, return_discount=None) == NormalisationConfig():
         return agent
     return NormalisedEpochs(agent, cfg) if isinstance(agent, EpochAgent) else Normalised(agent, cfg)
-
-
-def _inverse_deviation(statistics: Statistics) -> Array:
-    # Only `centred` shifts rewards: a shift changes which policy is best if episodes may end early.
-    variance = statistics.reward.variance[0]
-    return jnp.where(variance < 1e-8, 1.0, jax.lax.rsqrt(variance + 1e-8))
 
 
 def _by_entry(obs_spec: PyTree) -> Standardiser:

@@ -200,6 +200,30 @@ def test_the_first_step_of_an_episode_has_no_reward_to_count(rewards):
     assert (found.num_seen, found.mean[0], found.variance[0]) == (2, 2.5, 2.25)
 
 
+def test_the_largest_return_stays_within_the_limit():
+    """Of returns 30 * 0.5 + 5 = 20 and 2 * 0.5 - 6 = -5 the largest is 20, so 5 / 20 limits the
+    factor. The 100 at the start of an episode counts no more than in the statistics."""
+    cfg = NormalisationConfig(rewards="return", return_discount=0.5, return_limit=5.0)
+    agent = normalised(plain("dqn"), cfg)
+    params = agent.initial_params(jax.random.PRNGKey(0))
+    state = agent.initial_learner_state(jax.random.PRNGKey(0), params)
+    batch = data(agent, params, np.array([[MID, MID, LAST], [MID, MID, FIRST]]))
+    timestep = batch.trajectory.timestep._replace(reward=np.float32([[0, 0, 0], [5, -6, 100]]))
+    before = np.float32([[0, 0, 0], [30, 2, 0]])
+    acting = batch.trajectory.agent_state._replace(discounted_return=before)
+    trajectory = batch.trajectory._replace(timestep=timestep, agent_state=acting)
+    state, _ = agent._take(params, state, batch._replace(trajectory=trajectory))
+    assert state.pending.largest == 20.0
+    larger = state._replace(pending=state.pending._replace(largest=np.float32(50.0)))
+    kept, _ = agent._take(params, larger, batch._replace(trajectory=trajectory))
+    assert kept.pending.largest == 50.0
+    shown = timestep._replace(reward=np.float32([8.0, -4.0, 0.0]), step_type=np.int32([MID] * 3))
+    for variance, expected in ((4.0, [2.0, -1.0, 0.0]), (256.0, [0.5, -0.25, 0.0])):
+        spread = RunningStatistics(np.float32(10), [np.float32(1.0)], [np.float32(variance)])
+        seen = agent._seen(state.pending._replace(reward=spread), shown)
+        np.testing.assert_allclose(seen.reward, expected, rtol=1e-6)
+
+
 def test_rewards_that_are_all_equal_are_not_scaled():
     agent = normalised(plain("dqn"), NormalisationConfig(rewards="reward"))
     equal = RunningStatistics(np.float32(10), [np.float32(1.0)], [np.float32(0.0)])
@@ -249,6 +273,8 @@ def test_nothing_to_normalise_is_no_wrapper():
         {"rewards": "returns"},
         {"return_discount": 1.5},
         {"reward_clip": -1.0},
+        {"return_limit": -1.0, "rewards": "return"},
+        {"return_limit": 5.0, "rewards": "reward"},
     ],
 )
 def test_configs_out_of_range_are_refused(changes):

@@ -23,7 +23,8 @@ from rlstack.optimizers import OptimizerConfig
 from rlstack.programs.config.experiment import EnvConfig, Experiment
 from rlstack.programs.config.presets.registry import falling, like, preset, transitions
 
-_SCALED = NormalisationConfig(observations=True, rewards="return")
+# The largest return is the last atom of the critics.
+_SCALED = NormalisationConfig(observations=True, rewards="return", return_limit=5.0)
 
 
 @preset
