@@ -93,13 +93,13 @@ class MuZero(PlanningAgent):
     def expand(
         self, rng_key: PRNGKey, params: Params, state: Array, action: Array
     ) -> tuple[Edge, Node]:
-        """Takes actions, ``[B]`` or ``[B, D]``, in latent states ``[B, S]``."""
+        """Takes actions, ``[B]`` or ``[B, D]``, in latent states ``[B, ...]``."""
         after, reward = self.network.step(params, state, action)
         discount = jnp.full(len(state), self.cfg.discount, jnp.float32)
         return Edge(self.atoms.mean(reward), discount), self.node(rng_key, params, after)
 
     def node(self, rng_key: PRNGKey, params: Params, state: Array) -> Node:
-        """Returns what the network predicts of latent states ``[B, S]``; draws their actions."""
+        """Returns what the network predicts of latent states ``[B, ...]``; draws their actions."""
         predicted = self.network.predict(params, state)
         value = self.atoms.mean(predicted.value)
         if self._bounds is None:
