@@ -31,7 +31,7 @@ class _EvalOptions:
     result as JSON.
 
     `--vary NAME VALUE ...`, which may be repeated, evaluates each combination of these options of
-    the environment, and prints a line of JSON for each.
+    the environment, and prints a line of JSON for each. The name may have `env.options.` before it.
     """
 
     run_dir: tyro.conf.Positional[Path]
@@ -54,7 +54,8 @@ class _EvalOptions:
 
 def evaluate(args: list[str]) -> int:
     """Runs `rlstack eval`; returns the exit code, as all of these functions do."""
-    vary, args = env_options.take_vary(args)
+    varied, args = env_options.take_vary(args)
+    vary = {name.removeprefix("env.options."): values for name, values in varied.items()}
     chosen = parse(_EvalOptions, "rlstack eval", args, config=(tyro.conf.FlagConversionOff,))
     RunDir.open(chosen.run_dir)  # before JAX is imported
     if chosen.tournament:

@@ -80,6 +80,9 @@ class EnvConfig(Checked):
         super().__post_init__()
         self.require_at_least(1, "num_envs")
         self.require_at_least(0, "max_restarts", "num_workers")
+        for field in ("options", "eval_options"):
+            plain = not any("." in name for name in getattr(self, field))
+            self.require(field, plain, "names of arguments")
         self.require("levels", 0 <= self.levels < 2**31, "in [0, 2^31)")
         for field in ("step_timeout", "start_timeout", "restart_window"):
             self.require(field, 0 < getattr(self, field) < math.inf, "positive seconds")

@@ -11,9 +11,7 @@ from typing import Any, Literal
 from rlstack.checks import Checked
 
 Over = Literal["env_steps", "episodes"]
-
 Kind = Literal["agent", "sample", "epsilon_greedy", "softmax", "gaussian_noise", "uniform_noise"]
-
 Shape = Literal["constant", "linear", "multi_phase", "exponential"]
 
 # The parameter of each kind: its name, its check, and the rule in words.

@@ -9,6 +9,7 @@ once.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,12 +63,25 @@ def make_jaxmarl(name: str, options: Mapping[str, Any]) -> Any:
         raise ValueError(
             f"JAX environment jaxmarl/{name}: options must be arguments of jaxmarl.make; {error}."
         ) from error
+    _check_arguments(env, name, options)
     env = Padded(env) if pads else env
     if getattr(env, _LIMIT, None) is not None:
         kind = tuple(sorted((key, repr(value)) for key, value in options.items() if key != _LIMIT))
         # Some count the steps before the first one, so that a limit of 1 would allow two.
         check_limit(f"jaxmarl/{name}", kind, JaxMARLGame(_with_limit(env, 0), name))
     return with_infos(JaxMARLGame(env, name), shown, f"jaxmarl/{name}")
+
+
+def _check_arguments(env: Any, name: str, options: Mapping[str, Any]) -> None:
+    """Raises a ValueError for unknown arguments of a game of particles, which ignores them."""
+    kinds = type(env).__mro__
+    known = {x for kind in kinds for x in inspect.signature(kind.__init__).parameters}
+    unknown = sorted(options.keys() - known)
+    if unknown and any(kind.__name__ == "SimpleMPE" for kind in kinds):
+        raise ValueError(
+            f"JAX environment jaxmarl/{name}: options must be arguments of the game; it has no "
+            f"{unknown[0]!r}.{did_you_mean(unknown[0], known)}"
+        )
 
 
 class JaxMARLGame:

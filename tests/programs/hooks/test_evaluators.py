@@ -118,7 +118,8 @@ def test_episodes_by_index_depend_on_neither_params_nor_the_number_of_environmen
 
 
 def test_the_matrix_has_a_line_for_each_combination(run_dir, capsys):
-    args = ["--vary", "max_episode_steps", "5", "7", "--episodes", "2", "--by-index", "True"]
+    name = "env.options.max_episode_steps"  # or without the prefix
+    args = ["--vary", name, "5", "7", "--episodes", "2", "--by-index", "True"]
     assert main("eval", [str(run_dir), *args]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["options"] for line in lines] == [
@@ -128,6 +129,10 @@ def test_the_matrix_has_a_line_for_each_combination(run_dir, capsys):
     assert [line["eval_return_mean"] for line in lines] == [5.0, 7.0]
     with pytest.raises(ValueError, match="no_such"):
         list(evaluation.matrix(run_dir, {"no_such": [1]}))
+    with pytest.raises(
+        ValueError, match=r"eval_options must be names of arguments; got .*env\.name"
+    ):
+        list(evaluation.matrix(run_dir, {"env.name": ["Acrobot-v1"]}))
     with pytest.raises(ValueError, match="--vary: must be the name of an option"):
         take_vary(["RUN", "--vary", "length"])
     assert take_vary(["RUN", "--vary", "a", "1", "x", "--seed", "2"]) == (
