@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Mapping
@@ -24,6 +25,9 @@ from rlstack.storage import files
 
 _log = logging.getLogger(__name__)
 _PACKAGES = ("jax", "jaxlib", "dm-haiku", "optax", "numpy", "gymnasium", "envpool")
+# Libraries of environments and of planning, which count in a process that has imported them.
+_LIBRARIES = ("ale-py", "brax", "bsuite", "craftax", "dm-control", "gymnax", "jaxmarl", "mctx")
+_LIBRARIES += ("minatar", "minigrid", "mpe2", "mujoco", "pettingzoo")
 
 
 class Result(NamedTuple):
@@ -81,7 +85,8 @@ def git_commit() -> str:
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the installed packages that decide about results."""
     found = {"python": platform.python_version(), "rlstack": rlstack.__version__}
-    for name in _PACKAGES:
+    libraries = [name for name in _LIBRARIES if name.replace("-", "_") in sys.modules]
+    for name in (*_PACKAGES, *libraries):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
@@ -97,7 +102,8 @@ def machine() -> str:
     )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     counted = [f"{count} x {name}" for name, count in gpus.items()]
-    return ", ".join([platform.system(), *models, f"{cores} cores", *counted])
+    cores_text = f"{cores} core{'s' * (cores != 1)}"
+    return ", ".join([platform.system(), *models, cores_text, *counted])
 
 
 def _values(path: str, name: str) -> list[str]:

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -133,10 +134,15 @@ def test_latex_compiles_it_without_an_error_or_what_is_too_wide(tmp_path):
     assert (tmp_path / "main.pdf").stat().st_size > 10_000
 
 
-def test_a_result_names_versions_and_machine(tmp_path):
+def test_a_result_names_versions_and_machine(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "gymnax", raising=False)
+    monkeypatch.setitem(sys.modules, "minigrid", object())  # as if the run had imported it
     found = result.versions()
     assert found["python"].startswith("3.") and re.match(r"\d+\.\d+", found["jax"])
-    assert re.search(r", \d+ cores", result.machine())
+    assert re.match(r"\d+\.", found["minigrid"]) and "gymnax" not in found
+    assert re.search(r", \d+ cores?", result.machine())
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0}, raising=False)
+    assert result.machine().endswith(", 1 core") or ", 1 core, " in result.machine()
     about = tmp_path / "cpuinfo"
     about.write_text("processor : 0\nmodel name\t: A: B\nmodel name\t: A: B\n")
     assert result._values(str(about), "model name") == ["A: B", "A: B"]
