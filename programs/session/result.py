@@ -26,8 +26,10 @@ from rlstack.storage import files
 _log = logging.getLogger(__name__)
 _PACKAGES = ("jax", "jaxlib", "dm-haiku", "optax", "numpy", "gymnasium", "envpool")
 # Libraries of environments and of planning, which count in a process that has imported them.
-_LIBRARIES = ("ale-py", "brax", "bsuite", "craftax", "dm-control", "gymnax", "jaxmarl", "mctx")
-_LIBRARIES += ("minatar", "minigrid", "mpe2", "mujoco", "pettingzoo")
+_LIBRARIES = (
+    *("ale-py", "brax", "bsuite", "craftax", "dm-control", "gymnax", "jaxmarl", "mctx", "minatar"),
+    *("minigrid", "mpe2", "mujoco", "pettingzoo"),
+)
 
 
 class Result(NamedTuple):

@@ -75,9 +75,10 @@ def make_jaxmarl(name: str, options: Mapping[str, Any]) -> Any:
 def _check_arguments(env: Any, name: str, options: Mapping[str, Any]) -> None:
     """Raises a ValueError for unknown arguments of a game of particles, which ignores them."""
     kinds = type(env).__mro__
-    known = {x for kind in kinds for x in inspect.signature(kind.__init__).parameters}
-    unknown = sorted(options.keys() - known)
-    if unknown and any(kind.__name__ == "SimpleMPE" for kind in kinds):
+    if not any(kind.__name__ == "SimpleMPE" for kind in kinds):
+        return
+    known = {x for kind in kinds[:-1] for x in inspect.signature(kind).parameters}
+    if unknown := sorted(options.keys() - known):
         raise ValueError(
             f"JAX environment jaxmarl/{name}: options must be arguments of the game; it has no "
             f"{unknown[0]!r}.{did_you_mean(unknown[0], known)}"
