@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import gc
+import itertools
 import os
 import re
 import shutil
@@ -31,6 +32,8 @@ import pytest
 from rlstack.programs.build import xla
 
 pytest_plugins = ["tests.scheduling"]
+
+_tests = itertools.count(1)  # that have run in this process
 
 # The same as in `rlstack train`, because the suite acts and learns with small networks.
 xla.configure(convolutions=False)
@@ -111,6 +114,20 @@ def _forget_compiled():
     yield
     jax.clear_caches()
     _pass_over_what_stays()
+
+
+@pytest.fixture(autouse=True)
+def _few_mappings():
+    """Drops compiled functions also within a file, before the process has too many mappings.
+
+    Each compiled function maps memory. Linux allows a process 65,530 mappings (vm.max_map_count),
+    and XLA's compiler crashes when it gets no more.
+    """
+    yield
+    if next(_tests) % 10 == 0 and os.path.exists("/proc/self/maps"):
+        with open("/proc/self/maps", "rb") as mappings:
+            if sum(1 for _ in mappings) > 30_000:
+                jax.clear_caches()
 
 
 @pytest.fixture(autouse=True, scope="module")
