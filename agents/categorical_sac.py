@@ -18,7 +18,7 @@ These constants of the presets are those of the authors' program
 which the one with the smaller mean counts (the DeepMind Control Suite, whose episodes never end
 early, has one critic); a discount of 0.995 for episodes of 1,000 steps, 1 - 5 / length within
 [0.95, 0.995]; a target rate of 0.005, a first temperature of 0.01, and a target entropy of -0.5 for
-each number of an action; one update for each step of MuJoCo (two where actions are repeated once).
+each number of an action; one update for each step of MuJoCo, where no action is repeated.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ class NormalisationConfig(Checked):
     return_discount: float | None = None
     """Discount of the returns that the option rewards=return uses. None takes the agent's."""
     return_limit: float = 0.0
-    """With rewards=return: rewards are divided by more than the deviation where the largest
-    discounted return so far would exceed this. So returns fit the atoms of a distributional critic
-    from minus to plus this number. 0 has no limit."""
+    """With rewards=return: the largest size that a discounted return so far may have after scaling.
+    Rewards are divided further where the deviation leaves a larger one, so that returns fit the
+    atoms of a distributional critic. 0 has no limit."""
     reward_scale: float = 1.0
     """Factor on rewards."""
     reward_clip: float = 0.0

@@ -91,7 +91,10 @@ BLOCKS = [block for page in PAGES for block in blocks(page)]
 
 
 def run(block, folder):
-    """Runs a block as a reader would; returns its exit code, None if it is too slow, and output."""
+    """Runs a block as a reader would; returns its exit code and its output.
+
+    The exit code of a block that takes too long is None.
+    """
     if block.language == "python":
         named = re.match(r"# (\w+\.py)\n", block.text)
         assert named, f"{block}: the first line must name the file"
@@ -113,9 +116,14 @@ def run(block, folder):
     try:
         stdout, stderr = process.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        return (None, *process.communicate())
+        return (None, *_killed(process))
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+            _killed(process)
     return process.returncode, stdout, stderr
+
+
+def _killed(process):
+    """Kills a process and those that it started; returns what it had printed."""
+    os.killpg(process.pid, signal.SIGKILL)
+    return process.communicate()

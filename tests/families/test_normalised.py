@@ -202,7 +202,7 @@ def test_the_first_step_of_an_episode_has_no_reward_to_count(rewards):
 
 def test_the_largest_return_stays_within_the_limit():
     """Of returns 30 * 0.5 + 5 = 20 and 2 * 0.5 - 6 = -5 the largest is 20, so 5 / 20 limits the
-    factor. The 100 at the start of an episode counts no more than in the statistics."""
+    factor. The reward of 100 at the start of an episode is not counted, as in the statistics."""
     cfg = NormalisationConfig(rewards="return", return_discount=0.5, return_limit=5.0)
     agent = normalised(plain("dqn"), cfg)
     params = agent.initial_params(jax.random.PRNGKey(0))

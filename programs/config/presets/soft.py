@@ -23,7 +23,7 @@ from rlstack.optimizers import OptimizerConfig
 from rlstack.programs.config.experiment import EnvConfig, Experiment
 from rlstack.programs.config.presets.registry import falling, like, preset, transitions
 
-# The largest return is the last atom of the critics.
+# Returns stay within the atoms of the critics, from -5 to 5.
 _SCALED = NormalisationConfig(observations=True, rewards="return", return_limit=5.0)
 
 

@@ -65,8 +65,8 @@ def test_hosts_need_no_shared_disk(tmp_path, monkeypatch, s3):
             small = (*map(str, FAST), "--frames", "3000", "--checkpoint-period", "1000")
             nodes = ("--program.num-actors", "4", "--program.num-inferencers", "2")
             ray = ("--launch", "ray", "--ray-address", head.address, "--program.transport", "zmq")
-            # Each node prints what it imports. Some print nothing else: actors with inferencers
-            # compile nothing.
+            # This variable makes every node print its imports. JAX_LOG_COMPILES is not enough:
+            # actors that use inferencers compile nothing, so they would print nothing.
             nodes += ("--program.ray.env-vars", "PYTHONPROFILEIMPORTTIME", "1")
             args = ("train", "cartpole-ppo", "--topology", "distributed", *ray, *small, *nodes)
             assert main([*args, "--run-dir", url]) == 0
