@@ -43,7 +43,7 @@ from rlstack.stateful_params import moved_towards, training, weights_of, with_we
 from rlstack.types import Array, Batch, LearnerOutput, Logs, Params, PRNGKey, PyTree, TimeStep
 
 _INITIAL_STD, _LEAST_STD = 0.7, 1e-6
-_ALPHA_MEAN, _ALPHA_STD, _ALPHA_DISCRETE = 10.0, 1000.0, 3.0  # initial multipliers
+_ALPHA_DISCRETE = 3.0  # initial multiplier of the bound on a discrete policy's divergence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +61,12 @@ class MPOConfig(PolicyAndCriticsConfig):
     policy, on the whole divergence."""
     epsilon_std: float = 1e-6
     """Bound on the KL divergence by the policy's standard deviation, of each number."""
+    alpha_mean: float = 10.0
+    """Initial multiplier of the bound ``epsilon_mean``; not for discrete actions."""
+    alpha_std: float = 1000.0
+    """Initial multiplier of the bound ``epsilon_std``; not for discrete actions. It falls by about
+    the learning rate of ``duals_optimizer`` in an update. Until it is small the standard deviation
+    stays nearly as it is; with the values of the authors' program for 100,000 updates."""
     epsilon_penalty: float = 1e-3
     """Bound of the preference for actions within their bounds; 0 has no such preference."""
     temperature: float = 10.0
@@ -81,7 +87,8 @@ class MPOConfig(PolicyAndCriticsConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_at_least(1, "num_actions", "target_period")
-        for field in ("epsilon", "epsilon_mean", "epsilon_std", "temperature"):
+        bounds = "epsilon", "epsilon_mean", "epsilon_std", "alpha_mean", "alpha_std"
+        for field in (*bounds, "temperature"):
             self.require(field, 0 < getattr(self, field) < math.inf, "positive and finite")
         self.require_at_least(0, "epsilon_penalty")
 
@@ -132,8 +139,8 @@ class MPO(SampledAgent):
         if self._bounds is None:
             initial["alpha"] = _ALPHA_DISCRETE, ()
         else:
-            initial["alpha_mean"] = _ALPHA_MEAN, self.action_spec.shape
-            initial["alpha_std"] = _ALPHA_STD, self.action_spec.shape
+            initial["alpha_mean"] = self.cfg.alpha_mean, self.action_spec.shape
+            initial["alpha_std"] = self.cfg.alpha_std, self.action_spec.shape
             initial["penalty_temperature"] = self.cfg.temperature, ()
         duals: dict[str, Array] = {
             name: jnp.full(shape, constraints.raw_dual(value), jnp.float32)

@@ -94,6 +94,8 @@ def test_the_losses_of_mpo_by_hand():
         epsilon=0.2,
         epsilon_mean=0.03,
         epsilon_std=0.02,
+        alpha_mean=8.0,
+        alpha_std=300.0,
         epsilon_penalty=0.05,
     )
     agent = MPO(cfg, VECTOR, UNEVEN, lambda *_: networks(4), Greedy)
@@ -147,11 +149,11 @@ def test_the_losses_of_mpo_by_hand():
     policy_loss = -(weights * fit).sum(0)[:3].sum() / 4
     kl_mean = ((mean - old_mean) ** 2 / (2 * old_std**2))[:3].sum(0) / 4
     kl_std = (np.log(std / old_std) + old_std**2 / (2 * std**2) - 0.5)[:3].sum(0) / 4
-    policy_loss += 10.0 * kl_mean.sum() + 1000.0 * kl_std.sum()
+    policy_loss += 8.0 * kl_mean.sum() + 300.0 * kl_std.sum()
     np.testing.assert_allclose(logs["policy_loss"], policy_loss, rtol=1e-3)
     dual_loss = 0.5 * (0.2 + log_mean_exp(values / 0.5)[:3].sum() / 4)
     dual_loss += 0.5 * (0.05 + log_mean_exp(-distance / 0.5)[:3].sum() / 4)
-    dual_loss += 10.0 * (0.03 - kl_mean).sum() + 1000.0 * (0.02 - kl_std).sum()
+    dual_loss += 8.0 * (0.03 - kl_mean).sum() + 300.0 * (0.02 - kl_std).sum()
     np.testing.assert_allclose(loss, critic_loss + policy_loss + dual_loss, rtol=1e-3)
 
 
@@ -341,6 +343,7 @@ def test_the_duals_of_vmpo_may_have_an_optimizer_of_their_own():
         (MPOConfig, {"epsilon": 0.0}, "epsilon"),
         (MPOConfig, {"num_actions": 0}, "num_actions"),
         (MPOConfig, {"target_period": 0}, "target_period"),
+        (MPOConfig, {"alpha_std": 0.0}, "alpha_std"),
         (VMPOConfig, {"temperature": float("nan")}, "temperature"),
         (VMPOConfig, {"epsilon_std": -1.0}, "epsilon_std"),
     ],
