@@ -51,6 +51,22 @@ def cartpole_mpo(name: str) -> Experiment:
 
 
 @preset
+def halfcheetah_mpo(name: str) -> Experiment:
+    """HalfCheetah-v4 off-policy, with the batches, the layers and the updates of halfcheetah-sac."""
+    agent = MPOConfig(
+        target_period=1,
+        target_rate=0.01,
+        random_frames=5_000,
+        epsilon_mean=1e-2,
+        epsilon_std=1e-4,
+        alpha_std=10.0,  # with 1,000 the deviation would stand still for 200,000 frames
+        optimizer=OptimizerConfig(learning_rate=1e-3),
+    )
+    network = NetworkConfig(hidden_sizes=(256, 256), activation="elu")
+    return like("halfcheetah-sac", name, agent=agent, network=network)
+
+
+@preset
 def cartpole_vmpo(name: str) -> Experiment:
     """CartPole-v1 on-policy, by the better half of the steps of each batch."""
     optimizer = OptimizerConfig(learning_rate=1e-3)
