@@ -582,7 +582,7 @@ WITHOUT_SOURCE = {
     *("cartpole-cql", "pendulum-gail", "pendulum-sqil", "toll-ppo-lagrangian"),
     *("bitflip-her", "reach-her", "maze-ppo"),
     *("cartpole-muzero", "catch-muzero", "minatar-breakout-muzero", "pendulum-muzero"),
-    *("tictactoe-alphazero", "connect-four-alphazero", "pendulum-tdmpc2"),
+    *("tictactoe-alphazero", "connect-four-alphazero", "pendulum-tdmpc2", "cheetah-run-tdmpc2"),
     *("spread-qmix", "cover-maddpg", "spread-maddpg"),
     *("cartpole-dreamer", "catch-dreamer"),
 }

@@ -251,6 +251,43 @@ def halfcheetah_tdmpc2(name: str) -> Experiment:
     )
 
 
+@preset
+def cheetah_run_tdmpc2(name: str) -> Experiment:
+    """DMC's cheetah run by planning in a small latent model; an action lasts for two frames."""
+    agent = TDMPC2Config(
+        discount=0.99,
+        num_samples=128,
+        num_elites=16,
+        num_policy_trajectories=8,
+        iterations=4,
+        num_critics=2,
+        max_value=200.0,
+        random_frames=2_500,
+        optimizer=OptimizerConfig(learning_rate=1e-3, eps=1e-8),
+        encoder_optimizer=OptimizerConfig(learning_rate=3e-4, eps=1e-8),
+        policy_optimizer=OptimizerConfig(learning_rate=3e-4, eps=1e-5),
+    )
+    repeated = {"frame_skip": 2, "max_episode_steps": 500}
+    return Experiment(
+        preset=name,
+        agent=agent,
+        env=EnvConfig("CheetahRun-v1", num_envs=4, options=repeated),
+        network=NetworkConfig(
+            hidden_sizes=(128, 128), activation="mish", norm="layer", num_atoms=101
+        ),
+        replay=transitions(
+            128,
+            max_size=50_000,
+            min_size=2_500,
+            updates_per_frame=1.0,
+            num_steps=agent.horizon,
+        ),
+        evaluator=EvaluatorConfig(episodes=10, num_envs=10),
+        frames=50_000,
+        checkpoint_replay=False,
+    )
+
+
 _SILU = NetworkConfig(activation="silu", norm="rms", num_atoms=255)
 
 
