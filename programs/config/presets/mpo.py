@@ -52,7 +52,7 @@ def cartpole_mpo(name: str) -> Experiment:
 
 @preset
 def halfcheetah_mpo(name: str) -> Experiment:
-    """HalfCheetah-v4 off-policy, with the batches, the layers and the updates of halfcheetah-sac."""
+    """HalfCheetah-v4 off-policy, with batches, layers and updates of halfcheetah-sac."""
     agent = MPOConfig(
         target_period=1,
         target_rate=0.01,
