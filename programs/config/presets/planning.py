@@ -22,7 +22,7 @@ from rlstack.configs.replay import ReplayConfig
 from rlstack.configs.world_model import WorldModelConfig
 from rlstack.optimizers import OptimizerConfig
 from rlstack.programs.config.experiment import EnvConfig, Experiment
-from rlstack.programs.config.presets.registry import falling, preset, transitions
+from rlstack.programs.config.presets.registry import falling, like, preset, transitions
 
 
 def _sequences(
@@ -190,20 +190,20 @@ def connect_four_alphazero(name: str) -> Experiment:
     return dataclasses.replace(experiment, policy=PolicyConfig("epsilon_greedy", start=0.2))
 
 
+_SMALL = TDMPC2Config(  # a quarter of the authors' sequences, and larger rates for small networks
+    num_samples=128,
+    num_elites=16,
+    num_policy_trajectories=8,
+    iterations=4,
+    optimizer=OptimizerConfig(learning_rate=1e-3, eps=1e-8),
+    encoder_optimizer=OptimizerConfig(learning_rate=3e-4, eps=1e-8),
+)
+
+
 @preset
 def pendulum_tdmpc2(name: str) -> Experiment:
     """Pendulum-v1 by planning in a small latent model."""
-    agent = TDMPC2Config(
-        discount=0.975,
-        num_samples=128,
-        num_elites=16,
-        num_policy_trajectories=8,
-        iterations=4,
-        max_value=2_000.0,
-        random_frames=1_000,
-        optimizer=OptimizerConfig(learning_rate=1e-3, eps=1e-8),
-        encoder_optimizer=OptimizerConfig(learning_rate=3e-4, eps=1e-8),
-    )
+    agent = dataclasses.replace(_SMALL, discount=0.975, max_value=2_000.0, random_frames=1_000)
     return Experiment(
         preset=name,
         agent=agent,
@@ -254,22 +254,18 @@ def halfcheetah_tdmpc2(name: str) -> Experiment:
 @preset
 def cheetah_run_tdmpc2(name: str) -> Experiment:
     """DMC's cheetah run by planning in a small latent model; an action lasts for two frames."""
-    agent = TDMPC2Config(
+    agent = dataclasses.replace(
+        _SMALL,
         discount=0.99,
-        num_samples=128,
-        num_elites=16,
-        num_policy_trajectories=8,
-        iterations=4,
         num_critics=2,
         max_value=200.0,
         random_frames=2_500,
-        optimizer=OptimizerConfig(learning_rate=1e-3, eps=1e-8),
-        encoder_optimizer=OptimizerConfig(learning_rate=3e-4, eps=1e-8),
         policy_optimizer=OptimizerConfig(learning_rate=3e-4, eps=1e-5),
     )
     repeated = {"frame_skip": 2, "max_episode_steps": 500}
-    return Experiment(
-        preset=name,
+    return like(
+        "halfcheetah-tdmpc2",
+        name,
         agent=agent,
         env=EnvConfig("CheetahRun-v1", num_envs=4, options=repeated),
         network=NetworkConfig(
@@ -282,9 +278,7 @@ def cheetah_run_tdmpc2(name: str) -> Experiment:
             updates_per_frame=1.0,
             num_steps=agent.horizon,
         ),
-        evaluator=EvaluatorConfig(episodes=10, num_envs=10),
         frames=50_000,
-        checkpoint_replay=False,
     )
 
 
