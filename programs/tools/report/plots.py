@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from rlstack.programs.tools.report.statistics import (
 Plot = Lines | Bars
 _Behind = tuple[int, np.ndarray, np.ndarray]  # the number of a method, frames and returns of a run
 _MARKS = "os^DvP"  # of matplotlib, as `charts.MARKS`
+_TITLE, _LABEL = 60, 30  # characters of a line: longer ones leave no space for the axes
 
 
 def of_group(name: str, runs: Sequence[Run], found: Statistics) -> Lines:
@@ -105,12 +107,15 @@ def draw(plot: Plot, path: Path) -> None:
             "matplotlib, which draws the pictures, is not installed. Install the extra: "
             "pip install 'rlstack[report]'; or draw none: --pictures none"
         ) from error
-    height = 3.2 if isinstance(plot, Lines) else 1 + 0.3 * len(plot.rows)
+    title = textwrap.fill(plot.title, _TITLE)
+    rows = [] if isinstance(plot, Lines) else [_label(name) for name, _ in plot.rows]
+    height = 3.2 if isinstance(plot, Lines) else 1 + 0.3 * len(rows)
+    height += 0.2 * "".join([title, *rows]).count("\n")
     with matplotlib.rc_context({"svg.hashsalt": "rlstack"}):  # the same file for the same numbers
         figure = Figure(figsize=(5, height), layout="constrained")
         axes = figure.subplots()
         _lines(axes, plot) if isinstance(plot, Lines) else _bars(axes, plot)
-        axes.set(title=plot.title, xlabel=plot.x)
+        axes.set(title=title, xlabel=plot.x)
         axes.grid(alpha=0.3)
         none: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {"Software": None}
         figure.savefig(path, dpi=100, metadata=none)
@@ -135,8 +140,12 @@ def _bars(axes: Any, plot: Bars) -> None:
         axes.plot(estimate, row, _mark(number), markersize=6, color=_color(number))
     if plot.line is not None:
         axes.axvline(plot.line, color="gray", linewidth=1)
-    axes.set_yticks(range(len(plot.rows)), [name for name, _ in plot.rows])
+    axes.set_yticks(range(len(plot.rows)), [_label(name) for name, _ in plot.rows])
     axes.invert_yaxis()
+
+
+def _label(name: str) -> str:
+    return textwrap.fill(name, _LABEL)
 
 
 def _color(number: int) -> str:

@@ -15,7 +15,8 @@ from rlstack.math import intervals
 from rlstack.programs.cli.commands import main
 from rlstack.programs.config.presets import preset
 from rlstack.programs.study.study import Study
-from rlstack.programs.tools.report import tables
+from rlstack.programs.tools import charts
+from rlstack.programs.tools.report import plots, tables
 from tests.programs.tools.report.made_runs import make_run, make_runs
 
 A, B = [400.0, 450.0, 500.0, 380.0, 420.0], [100.0, 410.0, 300.0, 250.0, 200.0]
@@ -208,6 +209,20 @@ def test_pictures_are_png_or_svg(root, tmp_path):
         assert len(shown) == 4 + 4 + 1 + 1 + 3
         for name in shown:
             assert (tmp_path / name).read_bytes().startswith(start), name
+
+
+@pytest.mark.filterwarnings("error")
+def test_pictures_have_space_beside_long_names(tmp_path):
+    """Matplotlib warns, and draws all over one another, where names leave no space for the axes."""
+    pytest.importorskip("matplotlib")
+    task = "CheetahRun-v1 (frame_skip=2, max_episode_steps=500)"
+    rows = [(f"SAC > TDMPC2, {task}", intervals.Interval(0.4, 0.2, 0.9))]
+    bars = charts.Bars(f"Probability of improvement, {task}", "probability", rows, 0.5, None)
+    plots.draw(bars, tmp_path / "bars.png")
+    x = np.arange(3.0)
+    curve = charts.Curve("SAC", x, charts.Band(x, x - 1, x + 1))
+    lines = charts.Lines(f"Sample efficiency, {task}", "frames", "returns", [curve])
+    plots.draw(lines, tmp_path / "lines.png")
 
 
 def test_runs_are_found_in_folders_and_sets(tmp_path, capsys):
