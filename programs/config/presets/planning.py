@@ -262,12 +262,13 @@ def cheetah_run_tdmpc2(name: str) -> Experiment:
         random_frames=2_500,
         policy_optimizer=OptimizerConfig(learning_rate=3e-4, eps=1e-5),
     )
-    repeated = {"frame_skip": 2, "max_episode_steps": 500}
     return like(
         "halfcheetah-tdmpc2",
         name,
         agent=agent,
-        env=EnvConfig("CheetahRun-v1", num_envs=4, options=repeated),
+        env=EnvConfig(
+            "CheetahRun-v1", num_envs=4, options={"frame_skip": 2, "max_episode_steps": 500}
+        ),
         network=NetworkConfig(
             hidden_sizes=(128, 128), activation="mish", norm="layer", num_atoms=101
         ),
