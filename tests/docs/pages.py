@@ -124,6 +124,6 @@ def run(block, folder):
 
 
 def _killed(process):
-    """Kills a process and those that it started; returns what it had printed."""
+    """Kills a process and its children, and returns the output and the errors so far."""
     os.killpg(process.pid, signal.SIGKILL)
     return process.communicate()

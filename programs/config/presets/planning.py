@@ -10,6 +10,7 @@ https://github.com/danijar/dreamerv3/blob/main/dreamerv3/configs.yaml (``dmc_pro
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from rlstack.agents.alphazero import AlphaZeroConfig
 from rlstack.agents.dreamer import DreamerConfig
@@ -22,7 +23,7 @@ from rlstack.configs.replay import ReplayConfig
 from rlstack.configs.world_model import WorldModelConfig
 from rlstack.optimizers import OptimizerConfig
 from rlstack.programs.config.experiment import EnvConfig, Experiment
-from rlstack.programs.config.presets.registry import falling, like, preset, transitions
+from rlstack.programs.config.presets.registry import falling, preset, transitions
 
 
 def _sequences(
@@ -198,26 +199,45 @@ _SMALL = TDMPC2Config(  # a quarter of the authors' sequences, and larger rates 
     optimizer=OptimizerConfig(learning_rate=1e-3, eps=1e-8),
     encoder_optimizer=OptimizerConfig(learning_rate=3e-4, eps=1e-8),
 )
+_POLICY = OptimizerConfig(learning_rate=3e-4, eps=1e-5)  # the authors' optimizer of the policy
+
+
+def _tdmpc2(
+    name: str,
+    agent: TDMPC2Config,
+    env: EnvConfig,
+    width: int,
+    batch_size: int,
+    max_size: int,
+    min_size: int,
+    **fields: Any,
+) -> Experiment:
+    """Returns TD-MPC2 with an update for each frame; all parts have layers of ``width`` units."""
+    return Experiment(
+        preset=name,
+        agent=agent,
+        env=env,
+        network=NetworkConfig(
+            hidden_sizes=(width, width), activation="mish", norm="layer", num_atoms=101
+        ),
+        replay=transitions(
+            batch_size, max_size, min_size, updates_per_frame=1.0, num_steps=agent.horizon
+        ),
+        **fields,
+    )
 
 
 @preset
 def pendulum_tdmpc2(name: str) -> Experiment:
     """Pendulum-v1 by planning in a small latent model."""
-    agent = dataclasses.replace(_SMALL, discount=0.975, max_value=2_000.0, random_frames=1_000)
-    return Experiment(
-        preset=name,
-        agent=agent,
-        env=EnvConfig("Pendulum-v1", num_envs=4),
-        network=NetworkConfig(
-            hidden_sizes=(64, 64), activation="mish", norm="layer", num_atoms=101
-        ),
-        replay=transitions(
-            128,
-            max_size=20_000,
-            min_size=1_000,
-            updates_per_frame=1.0,
-            num_steps=agent.horizon,
-        ),
+    return _tdmpc2(
+        name,
+        dataclasses.replace(_SMALL, discount=0.975, max_value=2_000.0, random_frames=1_000),
+        EnvConfig("Pendulum-v1", num_envs=4),
+        width=64,
+        batch_size=128,
+        max_size=20_000,
+        min_size=1_000,
         evaluator=EvaluatorConfig(episodes=200, num_envs=20),
         frames=10_000,
     )
@@ -226,25 +246,18 @@ def pendulum_tdmpc2(name: str) -> Experiment:
 @preset
 def halfcheetah_tdmpc2(name: str) -> Experiment:
     """HalfCheetah-v4 by planning in a latent model of the authors' sizes; for an accelerator."""
-    agent = TDMPC2Config(
-        discount=0.995,
-        encoder_optimizer=OptimizerConfig(learning_rate=9e-5, eps=1e-8),
-        policy_optimizer=OptimizerConfig(learning_rate=3e-4, eps=1e-5),
-    )
-    return Experiment(
-        preset=name,
-        agent=agent,
-        env=EnvConfig("HalfCheetah-v4", num_envs=4),
-        network=NetworkConfig(
-            hidden_sizes=(512, 512), activation="mish", norm="layer", num_atoms=101
+    return _tdmpc2(
+        name,
+        TDMPC2Config(
+            discount=0.995,
+            encoder_optimizer=OptimizerConfig(learning_rate=9e-5, eps=1e-8),
+            policy_optimizer=_POLICY,
         ),
-        replay=transitions(
-            256,
-            max_size=300_000,
-            min_size=5_000,
-            updates_per_frame=1.0,
-            num_steps=agent.horizon,
-        ),
+        EnvConfig("HalfCheetah-v4", num_envs=4),
+        width=512,
+        batch_size=256,
+        max_size=300_000,
+        min_size=5_000,
         evaluator=EvaluatorConfig(episodes=10, num_envs=10),
         frames=100_000,
         checkpoint_replay=False,
@@ -254,32 +267,24 @@ def halfcheetah_tdmpc2(name: str) -> Experiment:
 @preset
 def cheetah_run_tdmpc2(name: str) -> Experiment:
     """DMC's cheetah run by planning in a small latent model; an action lasts for two frames."""
-    agent = dataclasses.replace(
-        _SMALL,
-        discount=0.99,
-        num_critics=2,
-        max_value=200.0,
-        random_frames=2_500,
-        policy_optimizer=OptimizerConfig(learning_rate=3e-4, eps=1e-5),
-    )
-    return like(
-        "halfcheetah-tdmpc2",
+    return _tdmpc2(
         name,
-        agent=agent,
-        env=EnvConfig(
-            "CheetahRun-v1", num_envs=4, options={"frame_skip": 2, "max_episode_steps": 500}
+        dataclasses.replace(
+            _SMALL,
+            discount=0.99,
+            num_critics=2,
+            max_value=200.0,
+            random_frames=2_500,
+            policy_optimizer=_POLICY,
         ),
-        network=NetworkConfig(
-            hidden_sizes=(128, 128), activation="mish", norm="layer", num_atoms=101
-        ),
-        replay=transitions(
-            128,
-            max_size=50_000,
-            min_size=2_500,
-            updates_per_frame=1.0,
-            num_steps=agent.horizon,
-        ),
+        EnvConfig("CheetahRun-v1", num_envs=4, options={"frame_skip": 2, "max_episode_steps": 500}),
+        width=128,
+        batch_size=128,
+        max_size=50_000,
+        min_size=2_500,
+        evaluator=EvaluatorConfig(episodes=10, num_envs=10),
         frames=50_000,
+        checkpoint_replay=False,
     )
 
 

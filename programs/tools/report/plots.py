@@ -107,15 +107,18 @@ def draw(plot: Plot, path: Path) -> None:
             "matplotlib, which draws the pictures, is not installed. Install the extra: "
             "pip install 'rlstack[report]'; or draw none: --pictures none"
         ) from error
-    title = textwrap.fill(plot.title, _TITLE)
-    rows = [] if isinstance(plot, Lines) else [_label(name) for name, _ in plot.rows]
-    height = 3.2 if isinstance(plot, Lines) else 1 + 0.3 * len(rows)
-    height += 0.2 * "".join([title, *rows]).count("\n")
+    height, names = 3.2, [textwrap.fill(plot.title, _TITLE)]
+    if isinstance(plot, Bars):
+        rows = [(textwrap.fill(name, _LABEL), interval) for name, interval in plot.rows]
+        plot = plot._replace(rows=rows)
+        height = 1 + 0.3 * len(rows)
+        names += [name for name, _ in rows]
+    height += 0.2 * "".join(names).count("\n")
     with matplotlib.rc_context({"svg.hashsalt": "rlstack"}):  # the same file for the same numbers
         figure = Figure(figsize=(5, height), layout="constrained")
         axes = figure.subplots()
         _lines(axes, plot) if isinstance(plot, Lines) else _bars(axes, plot)
-        axes.set(title=title, xlabel=plot.x)
+        axes.set(title=names[0], xlabel=plot.x)
         axes.grid(alpha=0.3)
         none: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {"Software": None}
         figure.savefig(path, dpi=100, metadata=none)
@@ -140,12 +143,8 @@ def _bars(axes: Any, plot: Bars) -> None:
         axes.plot(estimate, row, _mark(number), markersize=6, color=_color(number))
     if plot.line is not None:
         axes.axvline(plot.line, color="gray", linewidth=1)
-    axes.set_yticks(range(len(plot.rows)), [_label(name) for name, _ in plot.rows])
+    axes.set_yticks(range(len(plot.rows)), [name for name, _ in plot.rows])
     axes.invert_yaxis()
-
-
-def _label(name: str) -> str:
-    return textwrap.fill(name, _LABEL)
 
 
 def _color(number: int) -> str:
