@@ -164,9 +164,9 @@ def _head(suite: Suite, records: Sequence[Record]) -> str:
     lines += [
         f"rlstack benchmark {suite.name} --page --out docs/benchmarks",
         "```\n",
-        f"The last line makes this page of the files in `{data}/`: "
+        f"The last command writes this page from the files in `{data}/`: "
         + ", ".join(f"[{record.agent}.json]({data}/{record.agent}.json)" for record in records)
-        + ". They have every score, the configs and the curves.\n",
+        + ". These files have all scores, configs and curves.\n",
     ]
     return "\n".join(lines)
 

@@ -176,8 +176,8 @@ class Protocol:
         of_games = "whole games" if self.whole_games else "lives"
         episodes = "episodes" if self.frame_skip == 1 else of_games
         what = {
-            "final": f"the mean return of {self.episodes} {episodes} of the policy at the end of "
-            + ("training" if self.epsilon else "training, which takes its best actions"),
+            "final": f"the mean return of {self.episodes} {episodes} at the end of training"
+            + ("" if self.epsilon else ", in which the policy takes its best actions"),
             "last_100": "the mean return of about the last 100 episodes of training, in which the "
             "agent explores",
             "all": "a number from 0 to 1, made of the regret of all episodes of training",

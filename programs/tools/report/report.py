@@ -34,7 +34,6 @@ unless `evaluator.epsilon` is listed below. Written by `{command}` from the run 
 `rlstack train PRESET --seed SEED`, with the options listed below if there are any, repeats a run at
 its commit with the versions of `requirements.lock`. Other commits, versions and machines round
 differently, and returns then differ as between seeds.
-
 """
 _INTERVALS = (
     "Brackets are 95 % intervals by stratified bootstrap over runs (Agarwal et al. 2021, "
