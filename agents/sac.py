@@ -73,6 +73,8 @@ class SACConfig(PolicyAndCriticsConfig):
     """Entropy to keep, in nats. None takes the values of the papers: minus the number of dimensions
     of a continuous action, and 0.98 of the largest possible entropy of a discrete one, which is
     the logarithm of the number of legal actions."""
+    target_entropy_scale: float = 1.0
+    """Factor of these values, where target_entropy is None."""
     soft_targets: bool = True
     """Whether the critics' targets include the policy's entropy."""
     temperature_optimizer: OptimizerConfig | None = None
@@ -96,8 +98,11 @@ class SACConfig(PolicyAndCriticsConfig):
         self.require_at_least(1, "policy_period")
         self.require("temperature", self.temperature > 0, "positive")
         self.require_finite("temperature")
+        self.require_finite("target_entropy_scale")
         if self.target_entropy is not None:
             self.require_finite("target_entropy")
+            rule = "1 where target_entropy is given"
+            self.require("target_entropy_scale", self.target_entropy_scale == 1, rule)
 
     def require_plain_targets(self, why: str) -> None:
         """Checks that the options of targets made of several critics are off.
@@ -324,12 +329,13 @@ class SAC(SampledAgent):
         """Returns the entropy to keep, a number or ``[B]``."""
         if self.cfg.target_entropy is not None:
             return self.cfg.target_entropy
+        scale = self.cfg.target_entropy_scale
         if self._bounds is not None:
-            return -float(self.action_spec.shape[0])
+            return -scale * self.action_spec.shape[0]
         mask = action_mask(timestep.observation)
         logits = jnp.zeros(self.action_spec.num_values if mask is None else mask.shape)
         equal = distributions.categorical(logits, mask)
-        return 0.98 * equal.entropy()
+        return 0.98 * scale * equal.entropy()
 
     def policy_distribution(self, policy: Params, timestep: TimeStep) -> Any:
         """Returns the policy; continuous actions are in [-1, 1]."""

@@ -317,11 +317,20 @@ def test_the_entropy_to_keep_is_that_of_the_legal_actions():
     mask = np.array([[1, 1, 1, 1], [1, 1, 0, 0], [0, 1, 0, 0]], np.float32)
     observation = {"observation": np.zeros((3, 3), np.float32), "action_mask": mask}
     timestep = make_batch([[MID, MID]] * 3, SACOutput).trajectory.timestep
-    found = discrete()._target_entropy(timestep._replace(observation=observation))
-    np.testing.assert_allclose(found, 0.98 * np.log([4, 2, 1]), rtol=1e-6)
+    for scale in (1.0, 0.5):
+        agent = discrete(target_entropy_scale=scale)
+        found = agent._target_entropy(timestep._replace(observation=observation))
+        np.testing.assert_allclose(found, scale * 0.98 * np.log([4, 2, 1]), rtol=1e-6)
 
 
-@pytest.mark.parametrize("field", ["temperature", "target_entropy"])
+def test_the_entropy_to_keep_of_continuous_actions_grows_with_their_dimensions():
+    timestep = make_batch([[MID, MID]], SACOutput).trajectory.timestep
+    assert make(target_entropy_scale=0.5)._target_entropy(timestep) == -1.0  # of two dimensions
+    with pytest.raises(ValueError, match="target_entropy_scale must be 1 where target_entropy"):
+        SACConfig(target_entropy=-1.0, target_entropy_scale=0.5)
+
+
+@pytest.mark.parametrize("field", ["temperature", "target_entropy", "target_entropy_scale"])
 def test_numbers_that_are_not_finite_are_refused(field):
     with pytest.raises(ValueError, match=f"{field} must be finite"):
         SACConfig(**{field: float("inf")})

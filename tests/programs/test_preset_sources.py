@@ -481,8 +481,7 @@ SOURCES = [
             "agent.num_critics": 2,  # in tasks whose episodes end early
             "agent.min_value": -5.0,
             "agent.max_value": 5.0,
-            "hopper-simba agent.target_entropy": -0.5 * 3,
-            "halfcheetah-simba agent.target_entropy": -0.5 * 6,
+            "agent.target_entropy_scale": 0.5,
             "network.num_atoms": 101,
             "network.hidden_sizes": (128,),
             "network.critic.hidden_sizes": (512, 512),

@@ -187,7 +187,7 @@ def halfcheetah_crossq(name: str) -> Experiment:
     return _crossq(name, "HalfCheetah-v4")
 
 
-def _simba(name: str, env: str, num_actions: int) -> Experiment:
+def _simba(name: str, env: str) -> Experiment:
     """Returns SimBaV2 with the constants of its paper, https://arxiv.org/abs/2502.15280."""
     optimizer = OptimizerConfig(
         learning_rate=1e-4, final_learning_rate=5e-5, anneal_steps=500_000, eps=1e-8
@@ -195,7 +195,7 @@ def _simba(name: str, env: str, num_actions: int) -> Experiment:
     agent = CategoricalSACConfig(
         discount=0.995,
         temperature=0.01,
-        target_entropy=-0.5 * num_actions,
+        target_entropy_scale=0.5,
         min_value=-5.0,
         max_value=5.0,
         optimizer=optimizer,
@@ -212,10 +212,10 @@ def _simba(name: str, env: str, num_actions: int) -> Experiment:
 @preset
 def hopper_simba(name: str) -> Experiment:
     """Hopper-v4 off-policy, by a network on the hypersphere and distributions of returns."""
-    return _simba(name, "Hopper-v4", 3)
+    return _simba(name, "Hopper-v4")
 
 
 @preset
 def halfcheetah_simba(name: str) -> Experiment:
     """HalfCheetah-v4 off-policy, by a network on the hypersphere and distributions of returns."""
-    return _simba(name, "HalfCheetah-v4", 6)
+    return _simba(name, "HalfCheetah-v4")
