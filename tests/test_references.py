@@ -1,4 +1,4 @@
-"""Modules of the stack by the names that files of older versions have, and what hides them."""
+"""Modules by the names that older files have, what hides them, and names like a misspelt one."""
 
 import pickle
 import sys
@@ -12,7 +12,7 @@ from rlstack.envs.factory import resolve
 from rlstack.programs.config import own_modules
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.session import failed_update
-from rlstack.references import import_named, load_object, renamed
+from rlstack.references import did_you_mean, import_named, load_object, renamed
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -71,3 +71,16 @@ def test_the_folders_of_a_checkout_are_no_packages_of_their_own(name, monkeypatc
     monkeypatch.syspath_prepend(str(ROOT))
     with pytest.raises(ImportError, match=f"This package is rlstack.{name}: import it by that"):
         import_named(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("HalfCheeta-v4", " Did you mean gym/HalfCheetah-v5, gym/HalfCheetah-v4?"),
+        ("halfcheetah-v9", " Did you mean gym/HalfCheetah-v5, gym/HalfCheetah-v4?"),
+        ("NoSuch-v1", ""),  # as much like Knapsack-v1 as the version makes it
+    ],
+)
+def test_similar_names_are_similar_without_their_versions(name, wanted):
+    known = ["HalfCheetah-v4", "Knapsack-v1", "HalfCheetah-v5", "HalfCheetah-v5"]
+    assert did_you_mean(name, known, "gym/") == wanted
