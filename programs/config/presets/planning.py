@@ -144,7 +144,8 @@ def _alphazero(
 ) -> Experiment:
     """Returns AlphaZero on a game of 64 boards, whose seats all play with the newest params.
 
-    Half of the frames are waits.
+    Half of the frames are waits. A fifth of the moves is random: else the seats soon play the same
+    few games, and learn no defence against others.
     """
     updates_per_frame, model = 1 / 64, f"rlstack.jax_envs.board_games:{game}"
     agent = AlphaZeroConfig(
@@ -156,6 +157,7 @@ def _alphazero(
     return Experiment(
         preset=name,
         agent=agent,
+        policy=PolicyConfig("epsilon_greedy", start=0.2),
         env=EnvConfig(model, num_envs=128, type="jax"),
         topology="fused",
         network=network,
@@ -176,19 +178,14 @@ def _alphazero(
 def tictactoe_alphazero(name: str) -> Experiment:
     """TicTacToe by AlphaZero with its true model, in one compiled program."""
     network = NetworkConfig(hidden_sizes=(128, 128), activation="relu")
-    return _alphazero(name, "TicTacToe", 16, 9, network, frames=300_000)
+    return _alphazero(name, "TicTacToe", 32, 9, network, frames=300_000)
 
 
 @preset
 def connect_four_alphazero(name: str) -> Experiment:
-    """Connect Four by AlphaZero with its true model, in one compiled program.
-
-    A fifth of the moves is random: else the first seat soon wins the same few games, and the second
-    one learns no defence.
-    """
+    """Connect Four by AlphaZero with its true model, in one compiled program."""
     network = NetworkConfig(hidden_sizes=(128, 128), activation="relu", shared=True)
-    experiment = _alphazero(name, "ConnectFour", 32, 8, network, frames=1_000_000)
-    return dataclasses.replace(experiment, policy=PolicyConfig("epsilon_greedy", start=0.2))
+    return _alphazero(name, "ConnectFour", 32, 8, network, frames=1_000_000)
 
 
 _SMALL = TDMPC2Config(  # a quarter of the authors' sequences, and larger rates for small networks
