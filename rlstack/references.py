@@ -174,20 +174,11 @@ def nearest(name: str, known: Mapping[str, Any]) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Returns " Did you mean X, Y?" with up to three similar names, behind the prefix; else "".
-
-    Versions such as -v1 make no names similar.
-    """
-    versions: dict[str, set[str]] = {}
-    for k in known:
-        versions.setdefault(_without_version(k), set()).add(k)
-    stems = difflib.get_close_matches(_without_version(name), versions, n=3, cutoff=0.5)
-    near = [k for stem in stems for k in sorted(versions[stem], reverse=True)][:3]
+    """Returns " Did you mean X, Y?" with up to three names, similar but for versions; else ""."""
+    *newest, own = [(re.sub(r"[-_]v\d+$", "", k.lower()), k) for k in (*sorted(known), name)]
+    folded = dict(newest)
+    near = [folded[k] for k in difflib.get_close_matches(own[0], folded, n=3, cutoff=0.5)]
     return f" Did you mean {', '.join(prefix + k for k in near)}?" if near else ""
-
-
-def _without_version(name: str) -> str:
-    return re.sub(r"[-_]v\d+$", "", name.lower())
 
 
 class Sources:
