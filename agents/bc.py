@@ -31,7 +31,7 @@ from rlstack.exploration import initial_counts
 from rlstack.networks.actor_critic import policy_network
 from rlstack.networks.torsos import action_mask
 from rlstack.optimizers import Components, OptimizerConfig, component_optimizer
-from rlstack.stateful_params import training, weights_of, with_weights
+from rlstack.stateful_params import training, weight_gradients
 from rlstack.types import (
     AgentState,
     Array,
@@ -129,11 +129,7 @@ class BC(Agent):
     ) -> tuple[PyTree, LearnerOutput]:
         """Returns the gradient of `loss` and its logs."""
         learned = training(learner_state.rng_key, params)
-
-        def loss(weights: PyTree) -> tuple[Array, Logs]:
-            return self.loss(with_weights(learned, weights), batch)
-
-        grads, logs = jax.grad(loss, has_aux=True)(weights_of(params))
+        grads, logs = weight_gradients(lambda params: self.loss(params, batch), learned)
         return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)})
 
     def update_network_state(

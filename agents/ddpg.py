@@ -27,14 +27,7 @@ from rlstack.families.off_policy import (
 from rlstack.math.n_step import n_step
 from rlstack.networks import deterministic_policy_and_critic
 from rlstack.optimizers import Components, component_optimizer
-from rlstack.stateful_params import (
-    evaluating,
-    has_state,
-    moved_towards,
-    training,
-    weights_of,
-    with_weights,
-)
+from rlstack.stateful_params import evaluating, has_state, moved_towards, training, weight_gradients
 from rlstack.types import Array, Batch, LearnerOutput, Logs, PRNGKey, PyTree
 
 
@@ -84,10 +77,10 @@ class DDPG(DeterministicAgent):
         """Returns the gradient of `loss`, its logs, and ``|TD error|`` as priorities."""
         learned = training(learner_state.rng_key, params)
 
-        def loss(weights: PyTree) -> tuple[Array, tuple[Logs, Array]]:
-            return self.loss(with_weights(learned, weights), learner_state.target_params, batch)
+        def loss(params: DeterministicParams) -> tuple[Array, tuple[Logs, Array]]:
+            return self.loss(params, learner_state.target_params, batch)
 
-        grads, (logs, priorities) = jax.grad(loss, has_aux=True)(weights_of(params))
+        grads, (logs, priorities) = weight_gradients(loss, learned)
         return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)}, priorities)
 
     def loss(

@@ -39,7 +39,7 @@ from rlstack.math.n_step import NStep, n_step
 from rlstack.networks import policy_and_critic
 from rlstack.networks.torsos import action_mask
 from rlstack.optimizers import Components, OptimizerConfig, component_optimizer
-from rlstack.stateful_params import moved_towards, training, weights_of, with_weights
+from rlstack.stateful_params import moved_towards, training, weight_gradients
 from rlstack.types import Array, Batch, LearnerOutput, Logs, Params, PRNGKey, PyTree, TimeStep
 
 _INITIAL_STD, _LEAST_STD = 0.7, 1e-6
@@ -176,10 +176,10 @@ class MPO(SampledAgent):
         learned = training(learner_state.rng_key, params)
         targets = learner_state.target_policy, learner_state.target_critics
 
-        def loss(weights: PyTree) -> tuple[Array, tuple[Logs, Array]]:
-            return self.loss(sample_key, with_weights(learned, weights), *targets, batch)
+        def loss(params: MPOParams) -> tuple[Array, tuple[Logs, Array]]:
+            return self.loss(sample_key, params, *targets, batch)
 
-        grads, (logs, priorities) = jax.grad(loss, has_aux=True)(weights_of(params))
+        grads, (logs, priorities) = weight_gradients(loss, learned)
         return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)}, priorities)
 
     def loss(

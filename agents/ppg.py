@@ -26,8 +26,8 @@ from rlstack.families.policy_gradient import masked_mean
 from rlstack.math import shuffle
 from rlstack.networks import phasic_actor_critic
 from rlstack.networks.base import dummy_timestep
-from rlstack.stateful_params import training, weights_of, with_weights
-from rlstack.types import Array, Batch, Logs, Params, PRNGKey, PyTree, TimeStep
+from rlstack.stateful_params import training, weight_gradients
+from rlstack.types import Array, Batch, Logs, Params, PRNGKey, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,10 +133,10 @@ class PPG(PPO):
             rows = jax.tree.map(lambda x: x[indices], memory)
             learned = training(state.rng_key, params, state.num_updates)
 
-            def loss(weights: PyTree) -> Array:
-                return self.auxiliary_loss(with_weights(learned, weights), before, rows)[0]
+            def loss(params: Params) -> tuple[Array, Logs]:
+                return self.auxiliary_loss(params, before, rows)
 
-            grads = jax.grad(loss)(weights_of(params))
+            grads, _ = weight_gradients(loss, learned)
             params = self.update_network_state(params, state, rows)
             params, opt_state, _ = self.apply_gradients(params, state, grads)
             return (params, self.update_learner_state(params, state, opt_state)), None

@@ -39,7 +39,7 @@ from rlstack.math import returns, shuffle
 from rlstack.networks import q_network_without_noise
 from rlstack.optimizers import OptimizerConfig, component_optimizer
 from rlstack.optimizers.components import Components
-from rlstack.stateful_params import training, weights_of, with_weights
+from rlstack.stateful_params import training, weight_gradients
 from rlstack.types import (
     AgentState,
     Array,
@@ -230,11 +230,7 @@ class PQN(EpochAgent):
     ) -> tuple[PyTree, LearnerOutput]:
         """Returns the gradient of `loss` with respect to the weights, and its logs."""
         learned = training(learner_state.rng_key, params, learner_state.num_updates)
-
-        def loss(weights: PyTree) -> tuple[Array, Logs]:
-            return self.loss(with_weights(learned, weights), batch)
-
-        grads, logs = jax.grad(loss, has_aux=True)(weights_of(params))
+        grads, logs = weight_gradients(lambda params: self.loss(params, batch), learned)
         return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)})
 
     def loss(self, params: Params, rows: PQNRows) -> tuple[Array, Logs]:

@@ -42,13 +42,7 @@ from rlstack.math.n_step import NStep, n_step
 from rlstack.networks import policy_and_critic
 from rlstack.networks.torsos import action_mask
 from rlstack.optimizers import Components, OptimizerConfig, component_optimizer, optimizer_step
-from rlstack.stateful_params import (
-    evaluating,
-    moved_towards,
-    training,
-    weights_of,
-    with_weights,
-)
+from rlstack.stateful_params import evaluating, moved_towards, training, weight_gradients
 from rlstack.types import (
     Array,
     Batch,
@@ -208,11 +202,10 @@ class SAC(SampledAgent):
         learned = training(learner_state.rng_key, params)
         moves = self._moves_policy(learner_state) if self._is_delayed else None
 
-        def loss(weights: PyTree) -> tuple[Array, tuple[Logs, Array]]:
-            params = with_weights(learned, weights)
+        def loss(params: SACParams) -> tuple[Array, tuple[Logs, Array]]:
             return self.loss(sample_key, params, learner_state.target_critics, batch, moves)
 
-        grads, (logs, priorities) = jax.grad(loss, has_aux=True)(weights_of(params))
+        grads, (logs, priorities) = weight_gradients(loss, learned)
         return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)}, priorities)
 
     def loss(

@@ -27,7 +27,13 @@ from rlstack.families.off_policy import (
 from rlstack.math.n_step import n_step
 from rlstack.networks import deterministic_policy_and_critic
 from rlstack.optimizers import component_optimizer, optimizer_step
-from rlstack.stateful_params import moved_towards, training, weights_of, with_weights
+from rlstack.stateful_params import (
+    moved_towards,
+    training,
+    weight_gradients,
+    weights_of,
+    with_weights,
+)
 from rlstack.types import Array, Batch, LearnerOutput, Logs, Params, PRNGKey, PyTree, TimeStep
 
 
@@ -97,14 +103,13 @@ class TD3(DeterministicAgent):
         noise_key = jax.random.split(learner_state.rng_key)[1]
         learned, weights = training(learner_state.rng_key, params), weights_of(params)
 
-        def critic_loss(weights: PyTree) -> tuple[Array, tuple[Logs, Array]]:
-            critics = with_weights(learned.critics, weights)
+        def critic_loss(critics: Params) -> tuple[Array, tuple[Logs, Array]]:
             return self.loss(noise_key, critics, learner_state.target_params, batch)
 
         def policy_loss(weights: PyTree) -> Array:
             return self.policy_loss(with_weights(learned.policy, weights), params.critics, batch)
 
-        critic_grads, (logs, priorities) = jax.grad(critic_loss, has_aux=True)(weights.critics)
+        critic_grads, (logs, priorities) = weight_gradients(critic_loss, learned.critics)
         policy_grads = jax.lax.cond(
             self._moves_policy(learner_state),
             lambda: jax.grad(policy_loss)(weights.policy),

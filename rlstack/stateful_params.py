@@ -14,7 +14,8 @@ Weights named ``unit_w`` have the norm 1 for each output; `on_sphere` keeps it.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from rlstack.types import Array, Params, PRNGKey, PyTree
 
 UNIT_WEIGHTS = "unit_w"  # the name of weights [..., inputs, outputs] of norm 1 for each output
 _STREAM = 0x5EED  # so that the key differs from those that jax.random.split gives
+Aux = TypeVar("Aux")
 
 
 class StatefulParams(NamedTuple):
@@ -64,6 +66,19 @@ def with_weights(params: Params, weights: PyTree) -> Params:
         weights,
         is_leaf=_is_node,
     )
+
+
+def weight_gradients(
+    loss: Callable[[Params], tuple[Array, Aux]], params: Params
+) -> tuple[PyTree, Aux]:
+    """Returns the gradients of a loss with respect to the weights, and what it returns beside it.
+
+    Args:
+      loss: a function of params that returns (loss, anything else).
+      params: the params; their states and keys have no gradients.
+    """
+    weights = weights_of(params)
+    return jax.grad(lambda new: loss(with_weights(params, new)), has_aux=True)(weights)
 
 
 def training(rng_key: PRNGKey, params: Params, num_updates: Any = 0) -> Params:

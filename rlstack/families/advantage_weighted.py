@@ -28,7 +28,7 @@ from rlstack.networks import PolicyAndCritic, policy_and_critic
 from rlstack.networks.actor_critic import policy_network
 from rlstack.networks.torsos import action_mask
 from rlstack.optimizers import Components, component_optimizer
-from rlstack.stateful_params import moved_towards, training, weights_of, with_weights
+from rlstack.stateful_params import moved_towards, training, weight_gradients
 from rlstack.types import Array, Batch, LearnerOutput, Logs, Params, PRNGKey, PyTree, TimeStep
 
 _MOST_LOG_STD = 2.0
@@ -128,11 +128,10 @@ class AdvantageWeightedAgent(SampledAgent):
         loss_key = jax.random.split(learner_state.rng_key)[1]
         learned = training(learner_state.rng_key, params)
 
-        def loss(weights: PyTree) -> tuple[Array, tuple[Logs, Array]]:
-            params = with_weights(learned, weights)
+        def loss(params: AdvantageWeightedParams) -> tuple[Array, tuple[Logs, Array]]:
             return self.loss(loss_key, params, learner_state.target_critics, batch)
 
-        grads, (logs, priorities) = jax.grad(loss, has_aux=True)(weights_of(params))
+        grads, (logs, priorities) = weight_gradients(loss, learned)
         return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)}, priorities)
 
     @abc.abstractmethod

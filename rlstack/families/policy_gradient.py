@@ -34,7 +34,7 @@ from rlstack.exploration import initial_counts
 from rlstack.networks import ActorCriticOutput
 from rlstack.networks.torsos import action_mask
 from rlstack.optimizers import Components, OptimizerConfig, component_optimizer
-from rlstack.stateful_params import training, weights_of, with_weights
+from rlstack.stateful_params import training, weight_gradients
 from rlstack.types import (
     AgentState,
     Array,
@@ -204,11 +204,7 @@ class PolicyGradientAgent(Agent):
     ) -> tuple[Params, LearnerOutput]:
         """Returns the gradient of `loss` with respect to the weights, and its logs."""
         learned = training(learner_state.rng_key, params, learner_state.num_updates)
-
-        def loss(weights: PyTree) -> tuple[Array, Logs]:
-            return self.loss(with_weights(learned, weights), batch)
-
-        grads, logs = jax.grad(loss, has_aux=True)(weights_of(params))
+        grads, logs = weight_gradients(lambda params: self.loss(params, batch), learned)
         return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)})
 
     def update_network_state(

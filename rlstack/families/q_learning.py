@@ -40,13 +40,7 @@ from rlstack.exploration import (
 from rlstack.math.n_step import NStep
 from rlstack.networks.torsos import action_mask
 from rlstack.optimizers import OptimizerConfig, component_optimizer
-from rlstack.stateful_params import (
-    evaluating,
-    moved_towards,
-    training,
-    weights_of,
-    with_weights,
-)
+from rlstack.stateful_params import evaluating, moved_towards, training, weight_gradients
 from rlstack.types import (
     AgentState,
     Array,
@@ -210,10 +204,10 @@ class SequenceQLearning(TargetNetworkAgent):
         """Returns the gradient of `loss`, its logs, and the sequences' new priorities."""
         learned = training(learner_state.rng_key, params, learner_state.num_updates)
 
-        def loss(weights: PyTree) -> tuple[Array, tuple[Logs, Array]]:
-            return self.loss(with_weights(learned, weights), learner_state.target_params, batch)
+        def loss(params: Params) -> tuple[Array, tuple[Logs, Array]]:
+            return self.loss(params, learner_state.target_params, batch)
 
-        grads, (logs, priorities) = jax.grad(loss, has_aux=True)(weights_of(params))
+        grads, (logs, priorities) = weight_gradients(loss, learned)
         return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)}, priorities)
 
     def values(self, params: Params, trajectory: Trajectory) -> Array:
@@ -313,11 +307,10 @@ class QLearning(TargetNetworkAgent):
         loss_key = jax.random.split(learner_state.rng_key)[1]
         learned = training(learner_state.rng_key, params)
 
-        def loss(weights: PyTree) -> tuple[Array, tuple[Logs, Array]]:
-            params = with_weights(learned, weights)
+        def loss(params: Params) -> tuple[Array, tuple[Logs, Array]]:
             return self.loss(loss_key, params, learner_state.target_params, batch)
 
-        grads, (logs, priorities) = jax.grad(loss, has_aux=True)(weights_of(params))
+        grads, (logs, priorities) = weight_gradients(loss, learned)
         return grads, LearnerOutput(logs, priorities)
 
     def apply_gradients(
