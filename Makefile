@@ -46,7 +46,7 @@ train: venv  ## train PPO on CartPole-v1 to a greedy return of 475 or more (ARGS
 	@$(BIN)/rlstack train cartpole-ppo $(ARGS)
 
 test: venv  ## run the quick tests, and those of Launchpad and Reverb where there is CPython 3.10
-	@status=0; $(BIN)/python -m pytest -o cache_dir=.pytest_cache/$(LANE) $(PARALLEL) -m "not slow $(OF_LANE)" $(ARGS) || \
+	@status=0; $(BIN)/python -m pytest -o cache_dir=.pytest_cache/$(LANE)$(addprefix -,$(PYTHON)) $(PARALLEL) -m "not slow $(OF_LANE)" $(ARGS) || \
 	  [ $$? = $(NO_TESTS) ] || status=1; \
 	$(if $(filter current,$(LANE)),$(if $(PYTHON),,$(MAKE) test-launchpad ARGS='$(ARGS)' || status=1;)) \
 	exit $$status

@@ -14,7 +14,9 @@ MATRIX = {"observation_format": "matrix"}
 
 pytestmark = [
     pytest.mark.timeout(60),
-    pytest.mark.skipif(IN_TURN not in library.names(), reason="needs games of EnvPool 1.2"),
+    pytest.mark.skipif(
+        not {TOGETHER, IN_TURN} <= set(library.names()), reason="needs games of EnvPool 1.2.7"
+    ),
 ]
 
 
