@@ -127,7 +127,7 @@ def _train(suite: Suite, chosen: _BenchmarkOptions, modules: tuple[str, ...]) ->
     with launching(chosen.launch, cfg) as launch:
         runs.train(jobs, at_once=chosen.jobs, **launch)
     record = records.collect(suite, agent, jobs)
-    records.write(record, chosen.out)
+    records.write(suite, record, chosen.out, chosen.budget)
     print(page.write(suite, records.read_all(suite, chosen.out), chosen.out))
     for found in watch.compare(suite, [record]):
         print(found)

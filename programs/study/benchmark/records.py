@@ -120,11 +120,29 @@ def with_ranges(suite: Suite, records: Sequence[Record]) -> Suite:
     return suite.with_ranges(found)
 
 
-def write(record: Record, folder: Path) -> Path:
-    """Writes a record below a folder of pages; returns the path of the file."""
+def write(suite: Suite, record: Record, folder: Path, budget: int = 0) -> Path:
+    """Writes a record below a folder of pages; returns the path of the file.
+
+    Tasks of an earlier file that the record lacks stay in it, if they had the same budget.
+
+    Args:
+      suite: the suite.
+      record: the record.
+      folder: the folder of pages.
+      budget: the frames of each run, as for `Suite.experiment`.
+    """
     path = folder / "data" / record.suite / f"{record.agent}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.write(path, "".join(_lines(record)))
+    earlier = _read(path).tasks if path.exists() else {}
+    tasks = dict(record.tasks)
+    for task in suite.tasks:
+        old = earlier.get(task.name)
+        if task.name in tasks or old is None:
+            continue
+        if old.experiment.frames == suite.experiment(task, record.agent, budget).frames:
+            tasks[task.name] = old
+    tasks = {task.name: tasks[task.name] for task in suite.tasks if task.name in tasks}
+    files.write(path, "".join(_lines(record._replace(tasks=tasks))))
     return path
 
 

@@ -199,7 +199,7 @@ def record(agent, numbers):
 def test_a_page_has_scores_by_tag_and_a_chart(tmp_path):
     one = record("ppo", {"bandit": [0.0, 0.1, 0.2], "catch": [0.8] * 3, "memory_size": [0, 0, 1]})
     two = record("dqn", {"bandit": [0.5] * 3, "catch": [0.0] * 3, "memory_size": [1] * 3})
-    assert records.read_all(SUITE, records.write(one, tmp_path).parents[2]) == [one]
+    assert records.read_all(SUITE, records.write(SUITE, one, tmp_path).parents[2]) == [one]
     made = page.pages(SUITE, [two, one])
     text = made["bsuite.md"]
     assert set(made) == {"bsuite.md", "bsuite/tags.svg"} and "(bsuite/tags.svg)" in text

@@ -152,7 +152,7 @@ def test_a_page_says_what_makes_its_numbers_less_than_they_seem():
 
 
 def test_records_are_read_as_they_were_written(tmp_path):
-    path = records.write(ONE, tmp_path)
+    path = records.write(SUITE, ONE, tmp_path)
     assert path == tmp_path / "data" / "small" / "one.json"
     (found,) = records.read_all(SUITE, tmp_path)
     assert found == ONE
@@ -162,6 +162,18 @@ def test_records_are_read_as_they_were_written(tmp_path):
         records.read_all(SUITE, tmp_path)
     with pytest.raises(ValueError, match="rlstack benchmark small --out"):
         records.read_all(SUITE, tmp_path / "nowhere")
+
+
+def test_scores_of_tasks_that_were_not_trained_again_stay(tmp_path):
+    records.write(SUITE, ONE, tmp_path)
+    again = record("one", {"B": [20.0, 22.0]})
+    records.write(SUITE, again, tmp_path)
+    (found,) = records.read_all(SUITE, tmp_path)
+    assert list(found.tasks) == ["A", "B"]
+    assert found.tasks == {"A": ONE.tasks["A"], "B": again.tasks["B"]}
+    shorter = record("one", {"A": [1.0]}, frames=500)  # other budgets are not mixed
+    records.write(SUITE, shorter, tmp_path, budget=500)
+    assert records.read_all(SUITE, tmp_path) == [shorter]
 
 
 def test_returns_of_training_are_the_score_where_the_protocol_says_so():
