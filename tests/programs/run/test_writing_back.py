@@ -86,8 +86,9 @@ def test_steps_know_how_often_they_were_learned_from(topology, tmp_path):
     """A step is in two items, each drawn about eight times while it is held: 8 on average."""
     with running.nothing_left():
         running.run(counting(topology), tmp_path / "run")
-    visits = running.series(tmp_path / "run", "learner/visits")[1:]
-    assert 4 < np.mean(visits) < 9
+    # Lines of logs are as many as calls of the compiled loop, whose length depends on the load.
+    visits = running.series(tmp_path / "run", "learner/visits")
+    assert 4 < np.mean(visits[-3:]) < 9
     assert max(running.series(tmp_path / "run", "learner/most")) > 9
 
 
