@@ -67,14 +67,17 @@ class Report(NamedTuple):
                 f"{count} run{s} no result and count{'' if count > 1 else 's'} in no number: "
                 f"{'; '.join(texts)}."
             )
-        for task in found.tasks:
-            with_task = [method for method in found.methods if task in method.tasks]
-            if statistics.unequal(task, with_task):
-                texts = [f"{m.name} {statistics.frames_of(m.tasks[task])}" for m in with_task]
-                warnings.append(
-                    f"The budgets on {task} differ, so final returns are not comparable; compare "
-                    f"the learning curves at equal frames. Frames: {'; '.join(texts)}."
-                )
+        differ = [task for task in found.tasks if statistics.unequal(task, found.methods)]
+        if differ:
+            texts = [
+                f"{method.name} {statistics.frames_of(runs)}"
+                for method in found.methods
+                if (runs := [run for task in differ for run in method.tasks.get(task, ())])
+            ]
+            warnings.append(
+                f"The budgets on {', '.join(differ)} differ, so final returns are not comparable; "
+                f"compare the learning curves at equal frames. Frames: {'; '.join(texts)}."
+            )
         lacking = [
             f"{m.name} lacks {', '.join(missing)}"
             for m in found.methods
@@ -85,16 +88,20 @@ class Report(NamedTuple):
                 "Averages over tasks and profiles of methods with different tasks are not "
                 f"comparable: {'; '.join(lacking)}."
             )
-        few = [
-            f"{one.method} on {one.tasks[0]}: {one.runs}"
-            for one in found.of_tasks
-            if one.runs < FEW
-        ]
+        few: dict[tuple[str, int], list[str]] = {}
+        for one in found.of_tasks:
+            if one.runs < FEW:
+                few.setdefault((one.method, one.runs), []).append(one.tasks[0])
         if few:
+            every = {method.name: len(method.tasks) for method in found.methods}
+            texts = []
+            for (method, number), tasks in few.items():
+                which = "all tasks" if 1 < len(tasks) == every[method] else ", ".join(tasks)
+                texts.append(f"{method} on {which}: {number}")
             warnings.append(
                 f"Intervals of fewer than {FEW} runs are too narrow: with 3 runs they contain the "
                 "true value in about 76 % of cases, and not in 95 %. Look at the single runs. "
-                f"Runs: {'; '.join(few)}."
+                f"Runs: {'; '.join(texts)}."
             )
         return warnings
 

@@ -151,6 +151,17 @@ def test_a_page_says_what_makes_its_numbers_less_than_they_seem():
         page.pages(SUITE, [Record("small", "one", {})])
 
 
+def test_a_warning_names_all_its_tasks():
+    short = record("two", {"A": [1.0, 2.0], "B": [11.0, 12.0]}, frames=500)
+    text = page.pages(SUITE, [ONE, short])["small.md"]
+    assert text.count("The budgets on") == 1
+    assert "The budgets on A, B differ" in text
+    assert "Frames: one 1,000; two (500 frames) 500." in text
+    assert "Runs: two (500 frames) on all tasks: 2." in text
+    short.tasks["B"] = ONE.tasks["B"]._replace(experiment=short.tasks["B"].experiment)
+    assert "Runs: two (500 frames) on A: 2." in page.pages(SUITE, [short])["small.md"]
+
+
 def test_records_are_read_as_they_were_written(tmp_path):
     path = records.write(SUITE, ONE, tmp_path)
     assert path == tmp_path / "data" / "small" / "one.json"

@@ -40,7 +40,7 @@ def test_a_preset_is_one_row_and_one_picture(runs, tmp_path):
     assert f"{found[0].result.env_frames:,}" in row
     assert found[0].result.git_commit[:7] in row
     versions, machine = found[0].result.versions, found[0].result.machine
-    assert {"python", "jax", "numpy"} <= versions.keys() and " cores" in machine
+    assert {"python", "jax", "numpy"} <= versions.keys() and " core" in machine
     made_with = text.split("\n## Versions\n")[1].split("\n## ")[0]
     assert f"| {small().preset} | 1, 2 | {versions['rlstack']} | " in made_with
     assert f"jax {versions['jax']}, " in made_with and f"| {machine} |" in made_with
