@@ -132,11 +132,7 @@ class PPG(PPO):
             params, state = carry
             rows = jax.tree.map(lambda x: x[indices], memory)
             learned = training(state.rng_key, params, state.num_updates)
-
-            def loss(params: Params) -> tuple[Array, Logs]:
-                return self.auxiliary_loss(params, before, rows)
-
-            grads, _ = weight_gradients(loss, learned)
+            grads, _ = weight_gradients(lambda x: self.auxiliary_loss(x, before, rows), learned)
             params = self.update_network_state(params, state, rows)
             params, opt_state, _ = self.apply_gradients(params, state, grads)
             return (params, self.update_learner_state(params, state, opt_state)), None

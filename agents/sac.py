@@ -68,7 +68,7 @@ class SACConfig(PolicyAndCriticsConfig):
     of a continuous action, and 0.98 of the largest possible entropy of a discrete one, which is
     the logarithm of the number of legal actions."""
     target_entropy_scale: float = 1.0
-    """Factor of these values, where target_entropy is None."""
+    """Factor of the papers' values, which apply if target_entropy is None."""
     soft_targets: bool = True
     """Whether the critics' targets include the policy's entropy."""
     temperature_optimizer: OptimizerConfig | None = None

@@ -175,10 +175,10 @@ def nearest(name: str, known: Mapping[str, Any]) -> str:
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     """Returns " Did you mean X, Y?" with up to three names, similar but for versions; else ""."""
-    *newest, own = [(re.sub(r"[-_]v\d+$", "", k.lower()), k) for k in (*sorted(known), name)]
-    folded = dict(newest)
-    near = [folded[k] for k in difflib.get_close_matches(own[0], folded, n=3, cutoff=0.5)]
-    return f" Did you mean {', '.join(prefix + k for k in near)}?" if near else ""
+    version = re.compile(r"[-_]v\d+$")
+    newest = {version.sub("", k.lower()): k for k in sorted(known)}
+    near = difflib.get_close_matches(version.sub("", name.lower()), newest, n=3, cutoff=0.5)
+    return f" Did you mean {', '.join(prefix + newest[k] for k in near)}?" if near else ""
 
 
 class Sources:

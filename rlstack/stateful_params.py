@@ -71,11 +71,11 @@ def with_weights(params: Params, weights: PyTree) -> Params:
 def weight_gradients(
     loss: Callable[[Params], tuple[Array, Aux]], params: Params
 ) -> tuple[PyTree, Aux]:
-    """Returns the gradients of a loss with respect to the weights, and what it returns beside it.
+    """Returns (gradients, aux): the loss is differentiated with respect to the weights only.
 
     Args:
-      loss: a function of params that returns (loss, anything else).
-      params: the params; their states and keys have no gradients.
+      loss: a function of params that returns (loss, aux), where aux is any tree.
+      params: the params at which the gradients are taken, as `training` returns them.
     """
     weights = weights_of(params)
     return jax.grad(lambda new: loss(with_weights(params, new)), has_aux=True)(weights)

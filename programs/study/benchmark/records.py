@@ -134,14 +134,13 @@ def write(suite: Suite, record: Record, folder: Path, budget: int = 0) -> Path:
     path = folder / "data" / record.suite / f"{record.agent}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     earlier = _read(path).tasks if path.exists() else {}
-    tasks = dict(record.tasks)
+    tasks = {}
     for task in suite.tasks:
         old = earlier.get(task.name)
-        if task.name in tasks or old is None:
-            continue
-        if old.experiment.frames == suite.experiment(task, record.agent, budget).frames:
+        if task.name in record.tasks:
+            tasks[task.name] = record.tasks[task.name]
+        elif old and old.experiment.frames == suite.experiment(task, record.agent, budget).frames:
             tasks[task.name] = old
-    tasks = {task.name: tasks[task.name] for task in suite.tasks if task.name in tasks}
     files.write(path, "".join(_lines(record._replace(tasks=tasks))))
     return path
 

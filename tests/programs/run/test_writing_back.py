@@ -12,6 +12,7 @@ from rlstack.configs.acting import EvaluatorConfig
 from rlstack.networks import actor_critic
 from rlstack.programs.build.agent import make_agent
 from rlstack.programs.config.experiment import EnvConfig, Experiment, ProgramConfig
+from rlstack.programs.config.fused_config import FusedConfig
 from rlstack.replay import ReplayConfig
 from rlstack.types import LearnerOutput
 from tests.envs import costly
@@ -67,6 +68,7 @@ def counting(topology, **changes):
         frames=1200,
         log_period=200,
         evaluator=EvaluatorConfig(episodes=2, num_envs=2),
+        fused=FusedConfig(call_seconds=1e-4),  # a call writes one line of logs: many short calls
         program=ProgramConfig(num_actors=1, launch="threads", pacing="lock_step"),
     )
 
@@ -86,9 +88,8 @@ def test_steps_know_how_often_they_were_learned_from(topology, tmp_path):
     """A step is in two items, each drawn about eight times while it is held: 8 on average."""
     with running.nothing_left():
         running.run(counting(topology), tmp_path / "run")
-    # Lines of logs are as many as calls of the compiled loop, whose length depends on the load.
-    visits = running.series(tmp_path / "run", "learner/visits")
-    assert 4 < np.mean(visits[-3:]) < 9
+    visits = running.series(tmp_path / "run", "learner/visits")[1:]
+    assert 4 < np.mean(visits) < 9
     assert max(running.series(tmp_path / "run", "learner/most")) > 9
 
 
