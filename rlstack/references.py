@@ -86,9 +86,9 @@ def load_object(reference: str) -> Any:
             "as in its directory, or add its directory to PYTHONPATH."
         ) from error
     except AttributeError as error:
-        public = {name: None for name in vars(module) if name[:1] != "_"}
+        public = [name for name in vars(module) if name[:1] != "_"]
         raise ValueError(
-            f"{reference!r}: module {module_name} has no {name!r}{nearest(name, public)}."
+            f"{reference!r}: module {module_name} has no {name!r}{nearest(name, public)}"
         ) from error
 
 
@@ -165,20 +165,17 @@ def name_of(hook: object) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def nearest(name: str, known: Mapping[str, Any]) -> str:
-    """Returns "; did you mean X?" if a known name is similar, else a list of some known names."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; there are {', '.join(sorted(known))}" if 0 < len(known) <= 20 else ""
-
-
-def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Returns " Did you mean X, Y?" with up to three names, similar but for versions; else ""."""
+def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Ends a message about an unknown name: "; did you mean X?", with a name similar but for the
+    version; else "; there are X, Y." of up to 50 names, else ".".
+    """
     version = re.compile(r"[-_]v\d+$")
-    newest = {version.sub("", k.lower()): k for k in sorted(known)}
-    near = difflib.get_close_matches(version.sub("", name.lower()), newest, n=3, cutoff=0.5)
-    return f" Did you mean {', '.join(prefix + newest[k] for k in near)}?" if near else ""
+    names = sorted(known)
+    newest = {version.sub("", known_name): known_name for known_name in names}
+    close = difflib.get_close_matches(version.sub("", name), newest, n=1)
+    if close:
+        return f"; did you mean {prefix + newest[close[0]]!r}?"
+    return f"; there are {prefix}{f', {prefix}'.join(names)}." if 0 < len(names) <= 50 else "."
 
 
 class Sources:

@@ -12,7 +12,7 @@ from rlstack.envs.factory import resolve
 from rlstack.programs.config import own_modules
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.session import failed_update
-from rlstack.references import did_you_mean, import_named, load_object, renamed
+from rlstack.references import import_named, load_object, nearest, renamed
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -76,11 +76,17 @@ def test_the_folders_of_a_checkout_are_no_packages_of_their_own(name, monkeypatc
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
-        ("HalfCheeta-v4", " Did you mean gym/HalfCheetah-v5?"),
-        ("halfcheetah-v9", " Did you mean gym/HalfCheetah-v5?"),
-        ("NoSuch-v1", ""),  # as much like Knapsack-v1 as the version makes it
+        ("HalfCheeta-v4", "; did you mean 'gym/HalfCheetah-v5'?"),
+        ("halfcheetah-v9", "; did you mean 'gym/HalfCheetah-v5'?"),
+        # As much like Knapsack-v1 as the version makes it.
+        ("NoSuch-v1", "; there are gym/HalfCheetah-v4, gym/HalfCheetah-v5, gym/Knapsack-v1."),
     ],
 )
 def test_similar_names_are_similar_without_their_versions(name, wanted):
-    known = ["HalfCheetah-v4", "Knapsack-v1", "HalfCheetah-v5", "HalfCheetah-v5"]
-    assert did_you_mean(name, known, "gym/") == wanted
+    known = ["HalfCheetah-v4", "Knapsack-v1", "HalfCheetah-v5"]
+    assert nearest(name, known, "gym/") == wanted
+
+
+def test_a_message_ends_with_a_full_stop_if_there_are_none_or_too_many_names():
+    assert nearest("x", []) == "."
+    assert nearest("x", [f"name{i}" for i in range(51)]) == "."

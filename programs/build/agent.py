@@ -53,7 +53,7 @@ def make_agent(
     if type(cfg) not in AGENTS:
         raise ValueError(
             f"Experiment: agent is a {type(cfg).__name__}, which no agent is registered for"
-            f"{nearest(type(cfg).__name__, AGENTS.by_name())}. "
+            f"{nearest(type(cfg).__name__, AGENTS.by_name())} "
             "Decorate its class with rlstack.agents.register."
         )
     entry = AGENTS[type(cfg)]

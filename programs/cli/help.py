@@ -97,7 +97,7 @@ def show(
     name = following[0].replace("_", "-")
     found = [group for group in groups if f"{group.name}.".startswith(f"{name}.")]
     if not found:
-        hint = nearest(name, {group.name: group for group in groups})
+        hint = nearest(name, [group.name for group in groups])
         raise UsageError(f"there is no group of options {name!r}{hint}")
     print("\n\n".join(map(_described, found)))
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlstack.checks import no_exits
 from rlstack.programs.session import errors
-from rlstack.references import Hook, check_callable, did_you_mean, load_hook, name_of
+from rlstack.references import Hook, check_callable, load_hook, name_of, nearest
 from rlstack.storage.loggers import Logger, to_scalar
 
 READY = ("jsonl", "tensorboard", "terminal")
@@ -55,8 +55,8 @@ def check_loggers(loggers: Sequence[Hook]) -> None:
             check_callable(rule, load_hook(_FIELD, logger), Path())
         elif logger not in READY:
             raise ValueError(
-                f'{_FIELD} must be {", ".join(known)} or "module:callable"; got '
-                f"{logger!r}.{did_you_mean(str(logger), known)}"
+                f'{_FIELD} must be the name of a logger or "module:callable"; got '
+                f"{logger!r}{nearest(str(logger), known)}"
             )
 
 

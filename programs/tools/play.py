@@ -119,7 +119,7 @@ def find_game(name: str) -> Builder:
     known = {folded(game): builder for game, builder in GAMES.items()}
     if folded(name) in known:
         return known[folded(name)]
-    close = nearest(name, {_kebab(game): None for game in GAMES})
+    close = nearest(name, map(_kebab, GAMES))
     raise ValueError(f'there is no game {name!r}{close} Or give "module:callable".')
 
 

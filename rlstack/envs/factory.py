@@ -16,7 +16,7 @@ from rlstack.envs.cpp import library
 from rlstack.envs.cpp.backend import CppBackend
 from rlstack.envs.seats.showing import JOINT
 from rlstack.imports import versions
-from rlstack.references import did_you_mean, import_named, load_object
+from rlstack.references import import_named, load_object, nearest
 
 if TYPE_CHECKING:
     import gymnasium
@@ -170,7 +170,7 @@ def resolve(name: str) -> EnvBuilder:
     if name in library.names():
         raise ValueError(
             f"Env pool: {name!r} must run with type='cpp', because only EnvPool has it; the "
-            f"installed Gymnasium has not.{did_you_mean(name, gymnasium.registry)}"
+            f"installed Gymnasium has not{nearest(name, gymnasium.registry)}"
         )
     raise ValueError(_unknown(name, [*library.names(), *gymnasium.registry], "EnvPool, Gymnasium"))
 
@@ -203,4 +203,4 @@ def seat_names(
 def _unknown(name: str, known: Iterable[str], where: str) -> str:
     if name.startswith(versions.PREFIXED) or _OF_GYMNAX.fullmatch(name):
         return f"Env pool: {name!r} names an environment in JAX, which needs --env.type jax."
-    return f"Env pool: the name must be an id of {where}; got {name!r}.{did_you_mean(name, known)}"
+    return f"Env pool: the name must be an id of {where}; got {name!r}{nearest(name, known)}"

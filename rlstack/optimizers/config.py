@@ -56,9 +56,9 @@ class OptimizerConfig(Checked):
         super().__post_init__()
         known = catalogue.optimizers()
         if self.name not in known:
-            hint = nearest(self.name, known) or f"; there are {', '.join(known)}"
+            hint = nearest(self.name, known)
             raise ValueError(
-                f"OptimizerConfig: name must be one of optax's; got {self.name!r}{hint}."
+                f"OptimizerConfig: name must be one of optax's; got {self.name!r}{hint}"
             )
         self.require("learning_rate", self.learning_rate > 0, "positive")
         self.require_at_least(0, "anneal_steps", "warmup_steps", "final_learning_rate")
@@ -101,10 +101,9 @@ class OptimizerConfig(Checked):
                     f"its own; got {value!r}. Set the option {name.replace('_', '-')}."
                 )
             if name not in known:
-                hint = nearest(name, {key: None for key in known if key not in own})
+                hint = nearest(name, known.keys() - own)
                 raise ValueError(
-                    f"OptimizerConfig: arguments must be those of {self.name}; got "
-                    f"{name!r}{hint or '; it has none'}."
+                    f"OptimizerConfig: arguments must be those of {self.name}; got {name!r}{hint}"
                 )
             if not _fits(value, known[name]):
                 raise ValueError(

@@ -266,9 +266,9 @@ def test_sync_and_async_refuse_what_cannot_be():
         SyncEnv(ScriptGym, 2, "cpp")
     with pytest.raises(TypeError, match="name or a callable"):
         SyncEnv(7, 2)
-    with pytest.raises(ValueError, match="Did you mean CartPole-v1"):
+    with pytest.raises(ValueError, match="did you mean 'CartPole-v1'"):
         SyncEnv("CartPol-v1", 2)
-    with pytest.raises(ValueError, match="Did you mean"):
+    with pytest.raises(ValueError, match="did you mean"):
         SyncEnv("Pongg-v5", 2, "cpp")
     with pytest.raises(ValueError, match=r"'Catch-v0' must run with type='cpp'"):
         SyncEnv("Catch-v0", 2, "for_loop")  # of EnvPool, not of Gymnasium

@@ -336,9 +336,9 @@ def read(name: str) -> Suite:
     Raises:
       ValueError: there is no such suite.
     """
-    if name not in (known := dict.fromkeys(names())):
+    if name not in (known := names()):
         raise ValueError(
-            f"benchmark: there is no suite {name!r}{nearest(name, known)}. rlstack benchmark "
+            f"benchmark: there is no suite {name!r}{nearest(name, known)} rlstack benchmark "
             "--list shows all."
         )
     tree = _tree(name)

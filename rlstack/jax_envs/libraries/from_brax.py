@@ -25,7 +25,7 @@ from dm_env import specs
 from rlstack.jax_envs.environment import Outcome
 from rlstack.jax_envs.libraries.infos import with_infos, without_names
 from rlstack.jax_envs.libraries.limits import check_version, not_installed
-from rlstack.references import did_you_mean
+from rlstack.references import nearest
 from rlstack.types import Array, PRNGKey, PyTree
 
 _log = logging.getLogger(__name__)
@@ -61,11 +61,10 @@ def make_brax(name: str, options: Mapping[str, Any]) -> Any:
     except ImportError as error:
         raise not_installed(f"brax/{name}", "Brax", "brax", error) from error
     check_version(f"brax/{name}", "brax")
-    known = sorted(envs._envs)
-    if name not in known:
+    if name not in envs._envs:
         raise ValueError(
-            f"JAX environment: Brax must have the name; got brax/{name}."
-            + did_you_mean(name, known, "brax/")
+            "JAX environment: the name after brax/ must be an environment of Brax; got "
+            f"{name!r}{nearest(name, envs._envs, 'brax/')}"
         )
     arguments = without_names(options)
     limit = arguments.pop("episode_length", _STEPS)

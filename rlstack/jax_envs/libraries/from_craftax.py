@@ -19,7 +19,7 @@ from rlstack.jax_envs.environment import Outcome
 from rlstack.jax_envs.libraries.from_gymnax import space_spec
 from rlstack.jax_envs.libraries.infos import with_infos, without_names
 from rlstack.jax_envs.libraries.limits import check_version, not_installed
-from rlstack.references import did_you_mean
+from rlstack.references import nearest
 from rlstack.types import PRNGKey, PyTree
 
 _NEVER = 2**30  # steps
@@ -51,8 +51,8 @@ def make_craftax(name: str, options: Mapping[str, Any]) -> Any:
     check_version(f"craftax/{name}", "craftax")
     if name not in _NAMES:
         raise ValueError(
-            f"JAX environment: the name after craftax/ must be one of {', '.join(_NAMES)}; got "
-            f"{name!r}.{did_you_mean(name, _NAMES, 'craftax/')}"
+            "JAX environment: the name after craftax/ must be an id of Craftax; got "
+            f"{name!r}{nearest(name, _NAMES, 'craftax/')}"
         )
     env = make(name, auto_reset=False)
     params = env.default_params

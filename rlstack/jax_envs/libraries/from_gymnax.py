@@ -27,7 +27,7 @@ from rlstack.imports.deferred import deferred
 from rlstack.jax_envs.environment import Outcome
 from rlstack.jax_envs.libraries.infos import with_infos, without_names
 from rlstack.jax_envs.libraries.limits import check_limit, check_version, not_installed
-from rlstack.references import did_you_mean
+from rlstack.references import nearest
 from rlstack.types import PRNGKey, PyTree
 
 _LIMIT = "max_steps_in_episode"
@@ -60,8 +60,8 @@ def make_gymnax(name: str, options: Mapping[str, Any]) -> Any:
     check_version(name, "gymnax")
     if name not in registered_envs:
         raise ValueError(
-            f"JAX environment: the name must be an id of gymnax or module:callable; got {name!r}."
-            + did_you_mean(name, registered_envs)
+            f"JAX environment: the name must be an id of gymnax or module:callable; got {name!r}"
+            + nearest(name, registered_envs)
         )
     shown, options = options, without_names(options)
     fields = {field.name for field in dataclasses.fields(gymnax.make(name)[1])}

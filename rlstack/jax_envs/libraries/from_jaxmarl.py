@@ -22,7 +22,7 @@ from rlstack.jax_envs.game import GameOutcome
 from rlstack.jax_envs.libraries.from_gymnax import space_spec
 from rlstack.jax_envs.libraries.infos import with_infos, without_names
 from rlstack.jax_envs.libraries.limits import check_limit, check_version, not_installed
-from rlstack.references import did_you_mean
+from rlstack.references import nearest
 from rlstack.specs import ACTION_MASK
 from rlstack.types import PRNGKey, PyTree
 
@@ -53,7 +53,7 @@ def make_jaxmarl(name: str, options: Mapping[str, Any]) -> Any:
     if name not in registered_envs:
         raise ValueError(
             "JAX environment: the name after jaxmarl/ must be an id of JaxMARL; got "
-            f"{name!r}.{did_you_mean(name, registered_envs)}"
+            f"{name!r}{nearest(name, registered_envs)}"
         )
     shown, options = options, without_names(options)
     pads = options.pop("pad", False)
@@ -81,7 +81,7 @@ def _check_arguments(env: Any, name: str, options: Mapping[str, Any]) -> None:
     if unknown := sorted(options.keys() - known):
         raise ValueError(
             f"JAX environment jaxmarl/{name}: options must be arguments of the game; it has no "
-            f"{unknown[0]!r}.{did_you_mean(unknown[0], known)}"
+            f"{unknown[0]!r}{nearest(unknown[0], known)}"
         )
 
 

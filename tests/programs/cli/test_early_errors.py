@@ -64,7 +64,7 @@ WITHOUT_ENVIRONMENTS = {
     "--run-dir held": "must be new or empty; it holds a_file",
     "--run-dir held/a_file": "must be a directory that can be written",
     "--run-dir run": "Continue that run with --resume",
-    "--loggers jsonnl": "Did you mean jsonl",
+    "--loggers jsonnl": "did you mean 'jsonl'",
     "--loggers no_such_module:x": "there is no module 'no_such_module'",
     "--network-factory no_such_module:x": "network_factory 'no_such_module:x': there is no module",
     "--network-factory builtins:len": "it does not take these arguments",

@@ -156,7 +156,7 @@ def test_a_run_ends_as_usual_if_nobody_reads_its_output(tmp_path, topology, stre
 def test_a_directory_can_be_given_again_after_a_mistake(capsys, tmp_path):
     args = ["train", "cartpole-ppo", "--run-dir", str(tmp_path / "run")]
     for _ in range(2):
-        assert "Did you mean CartPole-v1" in one_line(
+        assert "did you mean 'CartPole-v1'?" in one_line(
             capsys, *args, "--env.name", "CartPole-v9", code=1
         )
     for several in (["--seeds", "1", "2", "--jobs", "0"], ["--vary", "env.name", "CartPole-v9"]):

@@ -146,7 +146,7 @@ def test_a_logger_that_hangs_neither_delays_nor_outlives_the_run(tmp_path, monke
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"loggers": ("jsnol",)}, "got 'jsnol'. Did you mean jsonl?"),
+        ({"loggers": ("jsnol",)}, "got 'jsnol'; did you mean 'jsonl'?"),
         ({"loggers": (f"{OWN}:takes_nothing",)}, "does not take these arguments"),
         ({"loggers": (f"{OWN}:Missing",)}, "has no 'Missing'"),
         ({"stop": StopConfig(factory=f"{OWN}:takes_nothing")}, "got NoneType None"),
