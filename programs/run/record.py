@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +32,7 @@ Policy = Literal["greedy", "explore"]
 
 _MEDIUM = 1 / 3  # of the expert's return above that of random actions, as in D4RL
 _FEWEST = 5  # checkpoints from which sets are made
+SETS = ("random", "medium-replay", "medium", "expert")  # of `record_sets`, in their order
 # An experiment that acts at random, but for its environments and its seed.
 _PLAIN: dict[str, Any] = {
     "preset": "random",
@@ -103,7 +105,8 @@ def record_sets(
       The directory and the header of each dataset, by its name.
 
     Raises:
-      ValueError: the run has too few checkpoints; otherwise as `record`.
+      ValueError: the run has too few checkpoints, or none that is better than random actions;
+        otherwise as `record`.
     """
     directory = RunDir.open(run_dir)
     experiment = _recorded_experiment(config := read_config(directory), frames, seed)
@@ -129,6 +132,13 @@ def record_sets(
         worst = write("random", "explore", [])
         returns = _returns(directory, config, saved, signals)
         expert = max(range(len(saved)), key=returns.__getitem__)
+        if returns[expert] <= worst:
+            shutil.rmtree(found["random"][0])
+            raise ValueError(
+                f"record: {directory.path} must have a checkpoint that is better than random "
+                f"actions, whose return is {worst:.1f}, for --sets; the best one has "
+                f"{returns[expert]:.1f}. Train it for longer."
+            )
         level = worst + _MEDIUM * (returns[expert] - worst)
         medium = next(i for i in range(len(saved)) if returns[i] >= level)
         write("medium-replay", "explore", saved[: medium + 1])

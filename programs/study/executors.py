@@ -17,6 +17,7 @@ from rlstack.programs.run import train as single
 from rlstack.programs.session.display import ProgressDisplay
 from rlstack.programs.session.progress import Progress
 from rlstack.programs.session.result import Result, read_result
+from rlstack.programs.session.run_config import BUDGETS, read_config
 from rlstack.programs.session.run_dir import RunDir
 from rlstack.programs.session.signals import Interrupted
 from rlstack.programs.study import vmapped
@@ -69,11 +70,17 @@ def train(work: Work, trials: Sequence[Trial], budgets: Mapping[str, Any]) -> It
 def open_run(
     work: Work, trial: Trial, budgets: Mapping[str, Any]
 ) -> contextlib.AbstractContextManager[single.Opened]:
-    """Claims the directory of a run, which may have begun, have finished, or be new."""
+    """Claims the directory of a run, which may have begun, have finished, or be new.
+
+    A run has at least the budgets of the study, which an earlier command may have raised.
+    """
     path = work.root / trial.name
-    if RunDir(path).config.is_file():
-        return single.earlier_run(path, budgets, may_restart=True)
     experiment = work.study.experiment(trial.values, trial.seed)
+    if RunDir(path).config.is_file():
+        own = read_config(RunDir(path), several=True)
+        both = {name: (getattr(own, name), getattr(experiment, name)) for name in BUDGETS}
+        raised = {k: new for k, (old, new) in both.items() if old and (new > old or not new)}
+        return single.earlier_run(path, {**raised, **budgets}, may_restart=True)
     return single.new_run(dataclasses.replace(experiment, **budgets), path)
 
 

@@ -80,6 +80,7 @@ class Lineage:
     # Whether the members' checkpoints contain the copies of the last selection. False if the
     # command was killed before they did. Used by members that are runs of their own only.
     copied: bool = True
+    apart: bool = False  # whether members are runs of their own; a population stays as it began
 
     @classmethod
     def new(cls, study: Study) -> Lineage:
@@ -224,7 +225,8 @@ def train(work: Work, budgets: Mapping[str, Any]) -> list[Trial]:
     if len(ended) == len(members):
         work.say(f"{root} has finished, and stays as it is. Give more --frames.")
         return list(ended.values())
-    share = work.is_here and executors.may_share_a_program(study)
+    began_apart = lineage.apart or (lineage.selections and not any(lineage.checkpoints))
+    share = work.is_here and executors.may_share_a_program(study) and not began_apart
     if not share or not all(vmapped.can_trace(study.base, *v) for v in study.values.items()):
         return _train_apart(work, lineage, ended)
     with _opened(work, lineage) as runs, executors.display_of(work, runs) as display:
@@ -244,11 +246,15 @@ def _opened(work: Work, lineage: Lineage) -> Iterator[list[single.Opened]]:
             directory.write_config(to_json(experiment))
             name = lineage.checkpoints[member.number]
             start_from = directory.checkpoints / name if name else None
-            for path in checkpoint.paths(directory.checkpoints):
-                if path == start_from:
-                    break
+            found = list(checkpoint.paths(directory.checkpoints))
+            newer = found[: found.index(start_from)] if start_from in found else found
+            for path in newer if start_from is None or start_from in found else ():
                 shutil.rmtree(path)  # the command was killed before the other members had theirs
-            experiment = dataclasses.replace(experiment, checkpoint_period=_NEVER)
+            # The lineage names the checkpoint before until all members have the next one.
+            kept = max(2, experiment.checkpoints_kept)
+            experiment = dataclasses.replace(
+                experiment, checkpoint_period=_NEVER, checkpoints_kept=kept
+            )
             runs.append(single.Opened(experiment, directory, start_from))
         yield runs
 
@@ -336,6 +342,8 @@ def _train_apart(work: Work, lineage: Lineage, ended: dict[str, Trial]) -> list[
     """
     study, base = work.study, work.study.base
     period = with_period(study).period
+    lineage.apart = True
+    lineage.write(work.root)
     while True:
         if not lineage.copied:
             _copy(work, lineage)

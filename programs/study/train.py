@@ -12,7 +12,7 @@ from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.run import train as single
 from rlstack.programs.session.display import lasting
 from rlstack.programs.session.result import Result
-from rlstack.programs.session.run_dir import RunDir, RunDirError, new_directory
+from rlstack.programs.session.run_dir import RunDir, RunDirError, fetched, new_directory
 from rlstack.programs.study import executors, optuna, pbt, report
 from rlstack.programs.study.executors import Work
 from rlstack.programs.study.processes import Launch
@@ -128,8 +128,9 @@ def resume(
     """
     _check_jobs(jobs)
     budgets = budgets or {}
+    directory = fetched(Path(directory))
     study = read(directory).with_budgets(budgets, trials)
-    work = Work(study, Path(directory).absolute(), lasting(stream), jobs, launch)
+    work = Work(study, directory.absolute(), lasting(stream), jobs, launch)
     first, every = part
     if not 1 <= first <= every:
         raise ValueError(f"Study: a part must be like 1/4, from 1/4 to 4/4; got {first}/{every}.")

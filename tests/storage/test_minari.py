@@ -10,6 +10,7 @@ import pytest
 from dm_env import specs
 
 from rlstack.configs.acting import EvaluatorConfig
+from rlstack.programs.cli.commands import main
 from rlstack.programs.config.presets import preset
 from rlstack.programs.run import train
 from rlstack.storage.datasets import Dataset, DatasetError, DatasetWriter
@@ -94,6 +95,49 @@ def test_a_dataset_comes_back_as_it_was_written(tmp_path):
     np.testing.assert_array_equal(actions[acts], others[acts])
     with pytest.raises(DatasetError, match="already exists"):
         export(dataset, "thing/mine-v0")
+
+
+def test_another_dataset_of_a_name_is_copied_anew(tmp_path):
+    minari = pytest.importorskip("minari")
+    export(written(tmp_path / "set"), "thing/mine-v0")
+    before = located("minari:thing/mine-v0")
+    minari.delete_dataset("thing/mine-v0")
+    export(written(tmp_path / "again"), "thing/mine-v0")  # with the same metadata
+    assert located("minari:thing/mine-v0") != before
+
+
+def test_a_value_that_no_space_has_is_named(tmp_path):
+    minari = pytest.importorskip("minari")
+    from gymnasium import spaces
+    from minari.data_collector import EpisodeBuffer
+
+    buffer = EpisodeBuffer(
+        observations=np.zeros((3, 2), np.float32),
+        actions=np.array([1, 2]),  # of two, from 0
+        rewards=[0.0, 1.0],
+        terminations=[False, True],
+        truncations=[False, False],
+    )
+    minari.create_dataset_from_buffers(
+        "thing/odd-v0",
+        [buffer],
+        observation_space=spaces.Box(-1, 1, (2,)),
+        action_space=spaces.Discrete(2),
+    )
+    with pytest.raises(DatasetError, match="action"):
+        located("minari:thing/odd-v0")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("no name", "Malformed"), ("thing/mine-v0", "there is one")]
+)
+def test_the_command_checks_the_name_before_it_plays(tmp_path, monkeypatch, capsys, name, why):
+    pytest.importorskip("minari")
+    export(written(tmp_path / "set"), "thing/mine-v0")
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr("rlstack.programs.run.record.record", None)
+    assert main("record", [str(tmp_path), "--format", "minari", "--out", name]) == 1
+    assert f"it refuses: {why}" in capsys.readouterr().err
 
 
 def test_extras_are_infos_and_come_back(tmp_path):

@@ -249,8 +249,9 @@ def measure(job: Job, seconds: float, stream: TextIO | None = None) -> float:
     )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "measured"
-        training.run(Study(short, job.study.seeds), path, stream=stream)
-        rates = [_logged_rate(path / trial.name) for trial in job.study.trials()]
+        study = Study(short, job.study.seeds)  # with one setting of a task that has several
+        training.run(study, path, stream=stream)
+        rates = [_logged_rate(path / trial.name) for trial in study.trials()]
     if not all(rates):
         raise ValueError(
             f"benchmark: --measure {seconds:g} is too short for {job.task.name}: the program was "

@@ -8,7 +8,6 @@ their spec; infos of datasets without that entry are not read. Nothing is downlo
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import warnings
@@ -47,6 +46,32 @@ def located(name: str) -> Path:
       DatasetError: Minari is not installed, or has no such dataset on this machine.
     """
     return _copied(name.removeprefix(PREFIX)) if name.startswith(PREFIX) else Path(name).absolute()
+
+
+def check_name(name: str) -> None:
+    """Checks that `export` may make a dataset of this name.
+
+    Raises:
+      DatasetError: Minari is not installed, the name has not its form, or there is such a dataset.
+    """
+    _library()
+    from minari.dataset.minari_dataset import parse_dataset_id
+    from minari.storage.datasets_root_dir import get_dataset_path
+
+    try:
+        parse_dataset_id(name)
+        why = "there is one" if get_dataset_path(name).exists() else ""
+    except ValueError as error:
+        why = str(error)
+    if why:
+        raise _refused(name, why)
+
+
+def _refused(name: str, why: object) -> DatasetError:
+    return DatasetError(
+        f"Dataset: Minari must take the name {name}; it refuses: {why} Give a new name such as "
+        "hopper/mine-v0 with --out."
+    )
 
 
 def export(dataset: Dataset, name: str) -> Path:
@@ -88,10 +113,7 @@ def export(dataset: Dataset, name: str) -> Path:
                 description=f"Recorded by rlstack in {env}.",
             )
     except ValueError as error:
-        raise DatasetError(
-            f"Dataset: Minari must take the name {name}; it refuses: {error} Give a new name such "
-            "as hopper/mine-v0 with --out."
-        ) from error
+        raise _refused(name, error) from error
     storage = library.load_dataset(name).storage
     if shows:
         storage.update_metadata({_EXTRAS: json.dumps(headers.spec_to_json(spec.extras))})
@@ -146,9 +168,11 @@ def _copied(name: str) -> Path:
             f"Dataset: Minari must have the dataset {name} on this machine; it has none. Download "
             f"it with: minari download {name}"
         ) from error
-    metadata = Path(dataset.storage.data_path) / "metadata.json"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    identity = zlib.crc32(metadata.read_bytes())
+    # Another dataset of this name, made later, may have the same metadata.
+    files = sorted(path for path in Path(dataset.storage.data_path).rglob("*") if path.is_file())
+    marks = [(str(path), stat.st_size, stat.st_mtime_ns) for path in files if (stat := path.stat())]
+    identity = zlib.crc32(repr(marks).encode())
     path = cache / "rlstack" / "minari" / f"{name.replace('/', '-')}-{identity:08x}"
     if (path / headers.NAME).exists():
         return path
@@ -168,8 +192,11 @@ def _copied(name: str) -> Path:
     with writer:
         for step in _steps(dataset, where, shown):
             writer.add(None, step)
-        with contextlib.suppress(DatasetError):  # another process has made the same copy since
+        try:
             writer.finish()
+        except DatasetError:
+            if not (path / headers.NAME).exists():  # else another process has made the same copy
+                raise
     return path
 
 

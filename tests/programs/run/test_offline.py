@@ -14,6 +14,7 @@ from rlstack.programs.cli import commands as cli
 from rlstack.programs.config.encoding import from_json
 from rlstack.programs.config.experiment import EnvConfig
 from rlstack.programs.config.presets import PRESETS, preset
+from rlstack.programs.run import record as record_module
 from rlstack.programs.run import train
 from rlstack.programs.run.offline import OfflineFirst, resolve_dataset
 from rlstack.programs.run.plan import plan
@@ -217,6 +218,15 @@ def test_sets_of_a_run_differ_as_their_names_say(learned, tmp_path):
     assert headers["medium-replay"].source["trained_frames"] == medium
     assert len(said) == 4 and said[0].startswith("random: return ")
     assert Dataset(tmp_path / "sets" / "medium-replay").header.steps > 400
+
+
+def test_a_run_that_is_no_better_than_chance_has_no_sets(learned, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        record_module, "_returns", lambda directory, cfg, saved, _: [-9.0] * len(saved)
+    )
+    with pytest.raises(ValueError, match=r"better than random actions, .* the best one has -9\.0"):
+        record_sets(learned, tmp_path / "sets", frames=100, tell=lambda _: None)
+    assert not list((tmp_path / "sets").iterdir())
 
 
 def test_sets_need_checkpoints_and_no_policy(data, tmp_path, capsys):

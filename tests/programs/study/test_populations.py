@@ -342,6 +342,36 @@ def test_members_apart_that_have_ended_take_no_part_in_selections(tmp_path, monk
     assert [one.result.env_frames for one in ended] == [900, 250, 250, 900]
     left = ["member-0", "member-3"]
     assert trained == [[f"member-{i}" for i in range(4)], left, left]
+    assert pbt.read_lineage(tmp_path, found).apart
+
+
+@pytest.mark.parametrize("state", [{"apart": True}, {"selections": 1}])
+def test_members_that_began_apart_never_share_a_program(tmp_path, monkeypatch, state):
+    """Their checkpoints are not in the lineage. Earlier versions did not write how they began."""
+    found, called = population(), []
+    monkeypatch.setattr(pbt, "_train_apart", lambda *arguments: called.append(arguments) or [])
+    lineage = dataclasses.replace(pbt.Lineage.new(found), **state)
+    lineage.write(tmp_path)
+    for member in lineage.members(found):
+        (tmp_path / member.name).mkdir()
+        (tmp_path / member.name / "config.json").write_text("{}")
+    assert pbt.train(Work(found, tmp_path, io.StringIO()), {}) == [] and len(called) == 1
+
+
+def test_checkpoints_of_members_stay_while_the_lineage_names_none_of_them(tmp_path):
+    """A member keeps the one before until all members have theirs, and none is removed in doubt."""
+    found = population(ppo(updates=0, frames=2_000, checkpoints_kept=1), size=2)
+    lineage = pbt.Lineage.new(found)
+    lineage.checkpoints = ["step_000000000300"] * 2
+    kept = {"member-0": ("300", "600"), "member-1": ("600",)}
+    for name, steps in kept.items():
+        for step in steps:
+            (tmp_path / name / "checkpoints" / f"step_000000000{step}").mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text("{}")
+    with pbt._opened(Work(found, tmp_path, io.StringIO()), lineage) as opened:
+        assert {run.experiment.checkpoints_kept for run in opened} == {2}
+    left = [sorted(x.name[-3:] for x in (tmp_path / n / "checkpoints").iterdir()) for n in kept]
+    assert left == [["300"], ["600"]]
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Grids in other topologies: one after the other and in processes."""
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -12,6 +13,7 @@ import time
 import pytest
 
 from rlstack.programs.cli.commands import main
+from rlstack.programs.config.encoding import to_json
 from rlstack.programs.run import train as single
 from rlstack.programs.session.result import Result
 from rlstack.programs.session.run_dir import RunDir
@@ -176,6 +178,26 @@ def test_runs_are_processes_with_jobs(tmp_path, capsys):
             assert (root / "logs" / name).exists()
     assert main("report", [str(root), "--out", str(tmp_path / "r.md")]) == 0
     assert "cartpole-ppo learning_rate=0.003 |" in (tmp_path / "r.md").read_text()
+
+
+@pytest.mark.parametrize(("of_study", "given"), [(200, {"frames": 200}), (100, {}), (50, {})])
+def test_a_run_gets_the_budget_that_an_earlier_command_raised(
+    tmp_path, monkeypatch, of_study, given
+):
+    found = {}
+
+    def earlier(path, budgets, **_):
+        found.update(budgets)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr("rlstack.programs.run.train.earlier_run", earlier)
+    made = Study(dataclasses.replace(small(), frames=of_study), (1,))
+    (tmp_path / "seed=1").mkdir()
+    own = dataclasses.replace(made.base, frames=100)
+    (tmp_path / "seed=1" / "config.json").write_text(to_json(own))
+    work = Work(made, tmp_path, io.StringIO())
+    with executors.open_run(work, made.trials()[0], {}):
+        assert found == given
 
 
 @pytest.mark.slow

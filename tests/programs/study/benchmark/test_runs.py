@@ -93,8 +93,10 @@ def test_the_cost_says_where_its_rate_is_from(tmp_path):
 
 
 @pytest.mark.timeout(60)
-def test_a_short_training_measures_the_speed(tmp_path):
-    suite = dataclasses.replace(SUITE, frames=4_000)
+@pytest.mark.parametrize("values", [{}, {"env.num_envs": (4, 8)}])
+def test_a_short_training_measures_the_speed(tmp_path, values):
+    task = dataclasses.replace(SUITE.tasks[0], values=values)
+    suite = dataclasses.replace(SUITE, frames=4_000, tasks=(task,))
     job = runs.jobs_of(suite, "random", tmp_path, seeds=(1,), tasks=["Pole"])[0]
     rate = runs.measure(job, 30.0, io.StringIO())
     assert 100 < rate < 10_000_000
