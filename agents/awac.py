@@ -7,7 +7,9 @@ https://github.com/rail-berkeley/rlkit/blob/master/examples/awac/mujoco/awac1.py
 the weights of a batch sum to its size. A preset gives the layers and the decay of the policy's
 weights.
 
-Deviations: policy and critics are updated from the same params; n-step targets (the replay's
+Deviations: a continuous action's standard deviation depends on the state, begins at 1 and is at
+most exp(2), where the program's has one number for each part of the action, begins at exp(-3) and
+is at most 1; policy and critics are updated from the same params; n-step targets (the replay's
 ``unroll_length``); any number of critics; discrete actions too, whose state values are exact
 expectations.
 """

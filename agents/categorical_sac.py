@@ -10,7 +10,7 @@ standard deviation of returns, and by more where the largest return would exceed
 (``--normalisation.rewards return --normalisation.return-limit 5``). So it is an experiment (the
 presets ``hopper-simba`` and ``halfcheetah-simba``), not another agent. Deviations from SimBaV2:
 those of SAC; the range of log standard deviations is SAC's, [-20, 2] by clipping, not [-10, 2] by
-tanh.
+tanh; mean and deviation of the policy share the first weights of the last layers.
 
 These constants of the presets are those of the authors' program
 (https://github.com/DAVIAN-Robotics/SimbaV2, commit 86899c2): the learning rate, which falls from
@@ -79,7 +79,7 @@ class CategoricalSAC(SAC):
             outputs = self.critic_outputs(target_critics, transition.end, action)
             probs, entropy = jax.nn.softmax(of_least(outputs, self.means(outputs))), -log_prob
         atoms = self.cfg.atoms(probs)
-        soft = atoms + jnp.exp(fixed.log_temperature) * entropy[:, None]
+        soft = atoms + self.entropy_weight(fixed) * entropy[:, None]
         moved = transition.reward[:, None] + transition.discount[:, None] * soft
         target = jax.lax.stop_gradient(project(moved, probs, atoms))
 

@@ -45,8 +45,12 @@ class CQLConfig(SACConfig):
     """Whether the critics' targets include the policy's entropy."""
     policy_optimizer: OptimizerConfig | None = OptimizerConfig(learning_rate=1e-4)
     """Optimizer of the policy. None takes optimizer."""
+    temperature_optimizer: OptimizerConfig | None = OptimizerConfig(learning_rate=1e-4)
+    """Optimizer of the temperature's logarithm; None takes optimizer."""
     conservative_weight: float = 5.0
-    """Alpha: weight of the penalty on the values of actions that the data lacks."""
+    """Alpha of equation 4, beside half the squared error: weight of the penalty on the values of
+    actions that the data lacks. In the program, whose squared error is whole, it is twice as
+    large."""
     num_sampled: int = 10
     """Number of actions drawn from each of three distributions, to estimate the penalty."""
 

@@ -42,8 +42,9 @@ class CrossQConfig(SACConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        unused = self.target_rate == SACConfig.target_rate and not self.dropout_in_targets
+        unused = self.target_rate == SACConfig.target_rate
         self.require("target_rate", unused, "left out: there are no target networks")
+        self.require_plain_targets("targets are the smallest value of all critics")
 
 
 @register(CrossQConfig, network=policy_and_critic, policy=sampling_policy)
@@ -88,7 +89,7 @@ class CrossQ(SAC):
             now = jnp.take_along_axis(now, transition.action[:, None, None], axis=2).squeeze(2)
         else:
             value = end.min(1)
-        soft_value = value - jnp.exp(fixed.log_temperature) * log_prob
+        soft_value = value - self.entropy_weight(fixed) * log_prob
         target = transition.reward + transition.discount * soft_value
         return squared_errors(target, now, transition.valid)
 

@@ -44,7 +44,8 @@ class GAILConfig(SACConfig):
     """Hyperparameters of GAIL: those of SAC, and those of the discriminator."""
 
     gradient_penalty: float = 10.0
-    """Weight of the squared distance of the norm of the discriminator's gradient to 1."""
+    """Weight of the squared distance of the norm of the discriminator's gradient to 1. The gradient
+    is that of real numbers and pixels; discrete observations and actions have none."""
     discriminator: OptimizerConfig = OptimizerConfig(learning_rate=1e-3)
     """Optimizer of the discriminator."""
 
@@ -152,6 +153,7 @@ class GAIL(SAC):
             jax.random.uniform(place_key, (rows,)),
         )
         leaves, structure = jax.tree.flatten((timestep.observation, action))
+        leaves = [x.astype(jnp.float32) if x.dtype == jnp.uint8 else x for x in leaves]  # pictures
         is_real = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
 
         def between(x: Array) -> Array:

@@ -108,7 +108,8 @@ class PPG(PPO):
             )
         begin = learner_state.batches * count
         place = (begin + jnp.arange(count)) % size
-        new = PPGMemory(rows.timestep, rows.target, rows.mask)
+        timestep = rows.timestep._replace(extras=())  # the phase reads observations alone
+        new = PPGMemory(timestep, rows.target, rows.mask)
         memory = jax.tree.map(
             lambda old, x: old.at[place].set(jnp.asarray(x, old.dtype)), learner_state.memory, new
         )

@@ -284,10 +284,13 @@ class SAC(SampledAgent):
         if self.cfg.dropout_in_targets:
             target_critics = training(rng_key, target_critics)
         value, entropy = self.expect(rng_key, fixed.policy, target_critics, transition.end, judge)
-        if self.cfg.soft_targets:
-            value += jnp.exp(fixed.log_temperature) * entropy
+        value += self.entropy_weight(fixed) * entropy
         target = transition.reward + transition.discount * value
         return squared_errors(target, self.outputs_taken(critics, transition), transition.valid)
+
+    def entropy_weight(self, fixed: SACParams) -> Array:
+        """Returns the weight of the entropy in targets, []: the temperature, or 0."""
+        return jnp.exp(fixed.log_temperature) * self.cfg.soft_targets
 
     def expect(
         self,

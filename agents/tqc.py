@@ -83,7 +83,7 @@ class TQC(SAC):
                 f"{num_quantiles}; got {self.cfg.dropped_quantiles}."
             )
         lowest = jnp.sort(pooled.reshape((batch_size, -1)))[:, : num_critics * left]
-        soft = lowest - (jnp.exp(fixed.log_temperature) * log_prob)[:, None]
+        soft = lowest - (self.entropy_weight(fixed) * log_prob)[:, None]
         target = transition.reward[:, None] + transition.discount[:, None] * soft  # [B, N left]
 
         taken = self.outputs_taken(critics, transition)  # [B, N, M]

@@ -281,17 +281,18 @@ def gradient_step(
 
 
 def is_finite(logs: Logs, params: Params) -> jax.Array:
-    """Returns whether the loss and the norm of the gradients of an update are finite, [] bool.
+    """Returns whether the losses and the norms of the gradients of an update are finite, [] bool.
 
-    If the agent does not log both, the new params must be finite too. Else their check would take a
+    They are the logs whose names end so. If the agent does not log both ``loss`` and ``grad_norm``,
+    the new params must be finite too. Else their check would take a
     few percent of an update of a small network.
 
     Args:
       logs: the logs of the update.
       params: the params after the update.
     """
-    found = [logs[name] for name in _DECISIVE if name in logs]
-    if len(found) < len(_DECISIVE):
+    found = [value for name, value in logs.items() if name.endswith(_DECISIVE)]
+    if not all(name in logs for name in _DECISIVE):
         leaves = jax.tree.leaves(params)
         found += [x for x in leaves if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
     return jnp.array([jnp.isfinite(x).all() for x in found], bool).all()

@@ -1,8 +1,11 @@
 """GAIL and SQIL: rewards, and the discriminator's loss by plain numpy."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
+from dm_env import specs
 
 from rlstack.agents.gail import GAIL, GAILConfig
 from rlstack.agents.sac import SAC, SACConfig, SACOutput
@@ -22,6 +25,7 @@ from tests.agent_cases import (
     Case,
     Setting,
     quick_jit,
+    random_timesteps,
 )
 from tests.agents.linear_control import DISCOUNT, SGD, make_batch, networks, unit
 
@@ -89,6 +93,22 @@ def test_the_discriminators_loss_by_hand():
     np.testing.assert_allclose(loss, entropy + 2.0 * (norm - 1) ** 2, rtol=1e-4)
     right = 0.5 * (logits[0] <= 0) + 0.5 * (logits[[1, 3]] > 0).mean()
     np.testing.assert_allclose(logs["discriminator_accuracy"], right)
+
+
+def test_the_gradient_penalty_is_also_that_of_pixels():
+    pixels = specs.BoundedArray((4, 4, 1), np.uint8, 0, 255)
+    network = functools.partial(policy_and_critic, cfg=NetworkConfig(hidden_sizes=(8,)))
+    agent = GAIL(GAILConfig(), pixels, ONE_OF_4, network, Greedy)
+    discriminator = agent.network.critic.init(KEY)
+    seen = random_timesteps(pixels, np.full(6, MID))
+    action = np.arange(6, dtype=np.int32) % 4
+
+    def penalty(discriminator):
+        return agent._gradient_norm(discriminator, KEY, seen, action).sum()
+
+    assert penalty(discriminator) > 1e-3
+    moved = jax.tree.leaves(jax.grad(penalty)(discriminator))
+    assert max(np.abs(x).max() for x in moved) > 0
 
 
 def test_the_discriminators_log_odds_are_the_rewards():

@@ -55,6 +55,18 @@ def test_the_memory_keeps_the_steps_of_each_batch_until_the_auxiliary_phase():
     assert state.batches == 0 and not state.memory.mask.any()
 
 
+def test_steps_with_extras_are_remembered_without_them():
+    c = case("ppg-continuous")
+    steps = c.batch.trajectory.timestep
+    extras = {"level": np.zeros(steps.reward.shape, np.int32)}
+    seen = c.batch.trajectory._replace(timestep=steps._replace(extras=extras))
+    plain, with_extras = (
+        quick_jit(c.agent.prepare)(c.params, c.learner_state, batch)[0].memory
+        for batch in (c.batch, c.batch._replace(trajectory=seen))
+    )
+    assert_close(with_extras, plain, atol=0, rtol=0)
+
+
 def test_the_auxiliary_phase_learns_values_in_the_policys_network_and_keeps_the_policy():
     c = case("ppg")
     state = c.prepare(c.params, c.learner_state, c.batch)[0]

@@ -15,7 +15,13 @@ from rlstack.agents.d4pg import D4PG, D4PGConfig
 from rlstack.agents.sac import SAC, SACConfig, SACOutput
 from rlstack.agents.tqc import TQC, TQCConfig
 from rlstack.exploration import Greedy
-from rlstack.networks import CriticConfig, NetworkConfig, PolicyAndCritic, policy_and_critic
+from rlstack.networks import (
+    CriticConfig,
+    NetworkConfig,
+    PolicyAndCritic,
+    policy_and_critic,
+    policy_and_distributional_critic,
+)
 from rlstack.stateful_params import training
 from tests.agent_cases import (
     FAST,
@@ -385,8 +391,40 @@ def test_d4pg_learns_the_moved_distribution_at_the_target_policys_action():
 
 
 @pytest.mark.parametrize(
+    ("kind", "config", "network"),
+    [
+        (
+            SAC,
+            SACConfig,
+            functools.partial(policy_and_critic, cfg=NetworkConfig(hidden_sizes=(8,))),
+        ),
+        (CrossQ, CrossQConfig, functools.partial(policy_and_critic, cfg=RENORM)),
+        (TQC, TQCConfig, functools.partial(policy_and_distributional_critic, cfg=ATOMS)),
+        (
+            CategoricalSAC,
+            CategoricalSACConfig,
+            functools.partial(policy_and_distributional_critic, cfg=ATOMS),
+        ),
+    ],
+)
+def test_targets_that_are_not_soft_are_those_of_no_temperature(kind, config, network):
+    batch, errors = items(), {}
+    for soft, temperature in ((True, 0.5), (False, 0.5), (True, 1e-30)):
+        cfg = config(discount=DISCOUNT, optimizer=SGD, soft_targets=soft)
+        agent = kind(cfg, VECTOR, UNEVEN, network, Greedy)
+        params = agent.initial_params(KEY)._replace(log_temperature=jnp.log(temperature))
+        _, (_, errors[soft, temperature]) = quick_jit(agent.loss)(
+            KEY, params, params.critics, batch
+        )
+    np.testing.assert_allclose(errors[False, 0.5], errors[True, 1e-30], rtol=1e-6)
+    assert np.abs(errors[True, 0.5] - errors[False, 0.5]).max() > 1e-3
+
+
+@pytest.mark.parametrize(
     ("config", "changes", "field"),
     [
+        (CrossQConfig, {"target_subset": 1}, "target_subset"),
+        (CrossQConfig, {"dropout_in_targets": True}, "dropout_in_targets"),
         (SACConfig, {"target_subset": 3}, "target_subset"),
         (SACConfig, {"policy_period": 0}, "policy_period"),
         (TQCConfig, {"dropped_quantiles": -1}, "dropped_quantiles"),

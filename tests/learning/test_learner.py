@@ -159,6 +159,14 @@ def test_params_are_checked_if_an_agent_logs_no_loss_or_no_norm(logs):
     assert_close(learner.save(), before, atol=0, rtol=0)
 
 
+def test_the_loss_of_each_part_decides_whether_an_update_is_kept():
+    logs = {"loss": 0.5, "grad_norm": 1.0, "predictor_loss": np.inf}
+    agent = WithLogs(case("dqn").agent, logs, only=True)
+    learner = Learner(LearnerConfig(), agent, Replay(sample()), jax.random.PRNGKey(0))
+    with pytest.raises(NonFiniteError, match="update 1 gave non-finite predictor_loss"):
+        learner.step(sample())
+
+
 @pytest.mark.slow
 @pytest.mark.chosen
 @pytest.mark.parametrize("name", ["dqn", "ppo-lstm", "sac", "r2d2"])
