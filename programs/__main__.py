@@ -49,7 +49,8 @@ commands:
   completion SHELL         print a script that completes commands and options in bash or zsh
 
 options:
-  --module NAME            import a module with agents and presets of your own first (any command)
+  --module NAME            first import a module with agents and presets of your own, for a command
+                           that reads a preset or a run
   -h, --help               print this text; `rlstack COMMAND --help` explains a command
   --version                print the version and the commit
 """
@@ -73,6 +74,14 @@ _COMPILING = (
 )
 
 
+def _command_first(args: Sequence[str]) -> list[str]:
+    """Returns the arguments with each --module behind the command."""
+    first = 0
+    while first < len(args) and args[first].partition("=")[0] == "--module":
+        first += 1 if "=" in args[first] else 2
+    return [*args[first : first + 1], *args[:first], *args[first + 1 :]]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code.
 
@@ -80,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the command and its arguments. By default those of this process, which then belongs to
         the command: signals end it without a traceback.
     """
-    args = list(sys.argv[1:] if argv is None else argv)
+    args = _command_first(sys.argv[1:] if argv is None else argv)
     if argv is None:
         _complete_streams()
     # Ctrl-C ends some commands as usual: they have nothing to save.

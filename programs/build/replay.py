@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
@@ -87,21 +88,26 @@ def _place_limits(experiment: Experiment) -> Iterator[tuple[str, object, str]]:
 
 
 def check_pace(experiment: Experiment) -> None:
-    """Checks that a run that acts and learns by turns comes back to acting.
+    """Checks that a run that acts and learns by turns comes back to acting, and learns from all.
 
     Raises:
-      ValueError: nothing limits the updates between two steps.
+      ValueError: nothing limits the updates between two steps, or a fifo cannot hold the items
+        that are completed between two updates.
     """
-    by_turns = experiment.topology == "single_process" or experiment.program.pacing == "lock_step"
-    if not (by_turns and experiment.acts) or experiment.layout.is_compiled or experiment.updates:
+    alone = experiment.topology == "single_process"
+    by_turns = alone or experiment.program.pacing == "lock_step"
+    if not (by_turns and experiment.acts) or experiment.layout.is_compiled:
         return
     own = [experiment]
     if experiment.policies:
-        learning = [name for name, m in experiment.policies.items() if not m.is_frozen]
-        own = [experiment.of_policy(name) for name in learning]
+        from rlstack.programs.build.policies.members import divide
+
+        own = [member.experiment for member in divide(experiment).learning]
     for one in own:
-        replay = one.replay
-        if not (is_fixed(one.agent) or replay.times_limit or replay.samples_per_insert):
+        replay, endless = one.replay, not experiment.updates
+        if is_fixed(one.agent):
+            continue
+        if endless and not (replay.times_limit or replay.samples_per_insert):
             raise ValueError(
                 "Experiment: replay.samples_per_insert must be given with the sampler "
                 f"{replay.sampler} where acting and learning take turns, because a run would "
@@ -109,6 +115,23 @@ def check_pace(experiment: Experiment) -> None:
                 f"number of items sampled for each item inserted; N = {replay.batch_size}, the "
                 "batch size, is an update for each step."
             )
+        if alone and replay.sampler == "fifo":
+            _check_fifo(one)
+
+
+def _check_fifo(experiment: Experiment) -> None:
+    """Checks that a fifo holds what is left of a batch and the items completed before an update."""
+    replay, env = experiment.replay, experiment.env
+    of_each = math.ceil(experiment.steps_per_update / replay.step_period)
+    completed = (env.wait_num or env.num_envs) * of_each
+    needed = completed + replay.batch_size - math.gcd(completed, replay.batch_size)
+    if replay.max_size < needed:
+        raise ValueError(
+            f"Experiment: replay.max_size must be at least {needed}, because {completed} items are "
+            f"completed between two updates and a fifo drops those beyond max_size; got "
+            f"{replay.max_size}. Add --replay.batch-size {completed} --replay.max-size "
+            f"{2 * completed}."
+        )
 
 
 def announce_replay(

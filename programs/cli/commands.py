@@ -24,7 +24,8 @@ def main(command: str, args: list[str]) -> int:
     """Runs a command; returns the exit code."""
     run = find(command)
     if run is None:
-        return _fail(f"rlstack: there is no command {command!r}{nearest(command, COMMANDS)}")
+        hint = nearest(command, [*COMMANDS, *WITHOUT_JAX])
+        return _fail(f"rlstack: there is no command {command!r}{hint}")
     try:
         with no_exits(HelpPrinted):
             modules, args = _take_modules(args)
@@ -69,10 +70,10 @@ COMMANDS = {
     "serve": ("serve", "main"),
     "export": ("finished", "export"),
     "presets": ("presets", "main"),
-    "list": ("presets", "main"),  # the name of earlier versions
     "rerun": ("finished", "rerun"),
     "completion": ("completion", "main"),
 }
+WITHOUT_JAX = ("doctor", "top", "dashboard")  # `rlstack.programs.__main__` runs them itself
 
 
 # They take modules of the user's, for processes of their own.
@@ -81,6 +82,7 @@ _TAKE_MODULES = ("train", "sweep", "benchmark", "cluster")
 
 def find(command: str) -> Callable[..., int] | None:
     """Imports what a command needs and returns its function; None if there is no such command."""
+    command = "presets" if command == "list" else command  # the name of earlier versions
     if command not in COMMANDS:
         return None
     module, name = COMMANDS[command]

@@ -58,7 +58,7 @@ def main(args: Sequence[str]) -> int:
     from rlstack.programs.cli import commands, train
 
     chosen = parse(CompletionOptions, "rlstack completion", args)
-    names = [*commands.COMMANDS, "top", "dashboard", "doctor"]
+    names = [*commands.COMMANDS, *commands.WITHOUT_JAX]
     print(script(chosen.shell, names, train.option_names()), end="")
     return 0
 

@@ -224,12 +224,19 @@ def record(args: list[str]) -> int:
     chosen = parse(_RecordOptions, "rlstack record", args)
     RunDir.open(chosen.run_dir)
     from rlstack.programs.run import record as recording
+    from rlstack.storage.datasets import minari
 
+    names: list[str] = []
     with contextlib.ExitStack() as stack:
         out = chosen.out
         if chosen.format == "minari":
             if chosen.out is None:
                 raise UsageError("--format minari needs a name: --out hopper/mine-v0")
+            first = str(chosen.out)
+            sets = [f"{first}/{name}-v0" for name in recording.SETS]
+            names = sets if chosen.sets else [first]
+            for name in names:
+                minari.check_name(name)  # before anything is played
             out = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "made"
         common: Any = {"frames": chosen.frames, "seed": chosen.seed}
         if chosen.sets:
@@ -240,8 +247,6 @@ def record(args: list[str]) -> int:
         else:
             made = [recording.record(chosen.run_dir, out, policy=chosen.policy, **common)]
         if chosen.format == "minari":
-            first = str(chosen.out)
-            names = [f"{first}/{path.name}-v0" if chosen.sets else first for path, _ in made]
             made = recording.to_minari(made, names)
     for path, header in made:
         found = {

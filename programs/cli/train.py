@@ -28,7 +28,7 @@ from rlstack.references import Hook, name_of
 @dataclasses.dataclass(frozen=True)
 class _TrainOptions(experiment_options.StudyOptions):
     population: int = 0
-    """Train a population of so many members, which copy better ones and change the options that
+    """Train this many members at once. The worst copy the best, and change the options that
     `--vary NAME LOW HIGH [log]` names, within these bounds; see --pbt."""
     pbt: PbtConfig = PbtConfig()
     auto_resume: bool = False

@@ -97,7 +97,7 @@ class Experiment(Checked):
     (num_envs) -> processor; see `rlstack.acting.step_processor`. Use it to shape or delay rewards.
     With one, means of the numbers in each step's info are logged."""
     policy: PolicyConfig = PolicyConfig()
-    """The policy in training, if it is one of rlstack's and not the agent's own."""
+    """Replaces the agent's own exploration policy by one of rlstack's."""
     normalisation: NormalisationConfig = NormalisationConfig()
     """Scaling of the observations and rewards that the agent sees."""
     inferencer: InferencerConfig = InferencerConfig()

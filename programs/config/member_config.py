@@ -37,7 +37,10 @@ def kind_of_agent(name: str) -> type:
         own_modules.load_entry_points(own_modules.AGENTS)
         kind = AGENTS.find(name)
     if kind is None:
-        raise ValueError(f"unknown kind of agent {name!r}{nearest(name, AGENTS.by_name())}")
+        raise ValueError(
+            f"unknown kind of agent {name!r}{nearest(name, AGENTS.by_name())} An agent of your own "
+            "needs --module, the module that registers it."
+        )
     return kind
 
 

@@ -41,7 +41,7 @@ _ELSEWHERE = {
     "replay.min-size": "learning-starts min-replay-size",
     "replay.batch-size": "train-batch-size total-batch-size",
     "replay.unroll-length": "n-steps num-steps rollout-length rollout-fragment-length",
-    "steps-per-update": "train-freq train-frequency",
+    "replay.samples-per-insert": "train-freq train-frequency gradient-steps utd-ratio",
     "program.num-actors": "num-env-runners num-rollout-workers",
     "evaluator.period": "eval-freq eval-every evaluation-interval",
     "evaluator.episodes": "n-eval-episodes num-eval-episodes evaluation-duration",

@@ -100,7 +100,7 @@ class NetworkConfig(Checked):
     """Whether policy and value share one torso. With a recurrent core they always share it, unless
     critic has options."""
     critic: CriticConfig = CriticConfig()
-    """What the network of values has of its own, beside a policy."""
+    """Options of the value network that differ from those of the policy."""
     critic_observation: str | None = None
     """Entry of the observation, or of extras, that the critic sees and the policy does not. None is
     critic_state, for state values beside a policy (PPO, IMPALA), if the observation has it."""

@@ -28,7 +28,7 @@ class OptimizerConfig(Checked):
     """The optimizer: a function of optax or optax.contrib that needs only gradients, such as adam,
     adamw, rmsprop, sgd, lion, muon or schedule_free_adamw. docs/optimizers.md lists them."""
     learning_rate: float = 3e-4
-    """Largest step size, which the optimizer has after the warm-up."""
+    """The learning rate after the warm-up, which is the largest one."""
     anneal_steps: int = 0
     """Optimizer steps, with the warm-up, after which the learning rate has fallen to
     final_learning_rate. 0 keeps it constant. It is a number of its own, and a preset's does not

@@ -37,6 +37,9 @@ def test_json_names_the_agent_and_refuses_unknown_fields():
     assert '"kind": "PPOConfig"' in text
     with pytest.raises(ValueError, match="did you mean 'PPOConfig'"):
         from_json(text.replace("PPOConfig", "PPOConfg"))
+    with pytest.raises(ValueError, match="needs --module") as raised:
+        from_json(text.replace("PPOConfig", "MineConfig"))
+    assert "cattrs" not in str(raised.value)
     with pytest.raises(ValueError, match="clip_ration"):
         from_json(text.replace("clip_ratio", "clip_ration"))
     with pytest.raises(ValueError, match="discount must be in"):
@@ -71,6 +74,10 @@ def test_a_text_that_is_no_config_is_refused_with_the_name_of_its_file(tmp_path,
 def test_an_unknown_preset_suggests_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'cartpole-ppo'"):
         preset("cartpol-ppo")
+    with pytest.raises(
+        ValueError, match=r"there are .*, pendulum-ppo, .*rlstack presets lists all"
+    ):
+        preset("ppo")
 
 
 def configs_in(config):

@@ -70,13 +70,18 @@ def find(name: str) -> Experiment:
     """Returns a preset by name.
 
     Raises:
-      ValueError: no preset has this name; the message suggests the most similar name.
+      ValueError: no preset has this name; the message suggests others.
     """
     try:
         make = PRESETS[name]
     except KeyError:
         if name not in set(PRESETS):  # iterating also loads presets of installed packages
-            raise ValueError(f"preset: there is no {name!r}{nearest(name, PRESETS)}") from None
+            alike = [other for other in PRESETS if name in other.split("-")]
+            hint = f"; there are {', '.join(alike)}." if alike else nearest(name, PRESETS)
+            raise ValueError(
+                f"preset: there is no {name!r}{hint} rlstack presets lists all; one of your own "
+                "needs --module, the module that registers it."
+            ) from None
         make = PRESETS[name]
     return make()
 

@@ -24,6 +24,9 @@ print(json.dumps(found))
 """
 WITHOUT_JAX = {
     "trian cartpole-ppo": "did you mean 'train'?",
+    "docter": "did you mean 'doctor'?",
+    "train lqr": "rlstack presets lists all",
+    "--module no_such_module train cartpole-ppo": "there is no such module",
     "train --frames 10": "a preset must come first",
     "train cartpole-pppo": "did you mean 'cartpole-ppo'?",
     "train no-such.json": "there is no file no-such.json",
@@ -60,6 +63,7 @@ WITHOUT_ENVIRONMENTS = {
     "--stop.patience 3": "Add --evaluator.period FRAMES",
     "--replay.sampler-factory m:f": "sampler_factory must be empty with the sampler fifo",
     "--replay.sampler uniform": "Add --replay.samples-per-insert N",
+    "--env.num-envs 64": "replay.max_size must be at least 64",
     "--data nowhere": "nowhere must be a dataset",
     "--run-dir held": "must be new or empty; it holds a_file",
     "--run-dir held/a_file": "must be a directory that can be written",
