@@ -30,8 +30,8 @@ from rlstack.networks import NetworkConfig
 from rlstack.networks.layers import forms
 from rlstack.programs.build import xla
 from rlstack.programs.config.experiment import EnvConfig, Experiment
-from rlstack.programs.run.host import HostLoop
 from rlstack.programs.run.run_session import drive
+from rlstack.programs.run.single_process import SingleProcessRun
 from rlstack.programs.session.periodic import PeriodicActions
 from rlstack.replay import ReplayConfig
 from rlstack.storage import allocator
@@ -113,7 +113,7 @@ class Ours:
     """The stack's loop in one process, driven step by step."""
 
     def __init__(self, cfg: Experiment) -> None:
-        self.program = HostLoop(cfg)
+        self.program = SingleProcessRun(cfg)
         self.periodic = PeriodicActions(
             cfg, NoLogger(), evaluate=lambda frames: None, checkpoint=lambda frames: None
         )

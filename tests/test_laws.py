@@ -2,7 +2,6 @@
 
 import ast
 import functools
-import importlib.util
 import os
 import re
 import subprocess
@@ -429,10 +428,6 @@ def _python(code, **env):
 
 
 @pytest.mark.timeout(100)
-@pytest.mark.skipif(
-    importlib.util.find_spec("rlstack.programs.run.single_process") is None,
-    reason="not written yet",
-)
 def test_a_single_process_loads_none_of_the_services():
     done = _python(
         "import sys, rlstack.programs.run.single_process, rlstack.programs.cli.commands, envpool\n"
@@ -444,9 +439,6 @@ def test_a_single_process_loads_none_of_the_services():
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.skipif(
-    importlib.util.find_spec("rlstack.programs.cli.commands") is None, reason="not written yet"
-)
 def test_help_answers_at_once():
     def seconds(*arguments):
         start = time.perf_counter()

@@ -224,7 +224,6 @@ def record(args: list[str]) -> int:
     chosen = parse(_RecordOptions, "rlstack record", args)
     RunDir.open(chosen.run_dir)
     from rlstack.programs.run import record as recording
-    from rlstack.storage.datasets import minari
 
     names: list[str] = []
     with contextlib.ExitStack() as stack:
@@ -235,8 +234,7 @@ def record(args: list[str]) -> int:
             first = str(chosen.out)
             sets = [f"{first}/{name}-v0" for name in recording.SETS]
             names = sets if chosen.sets else [first]
-            for name in names:
-                minari.check_name(name)  # before anything is played
+            recording.check_minari(names)  # before anything is played
             out = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "made"
         common: Any = {"frames": chosen.frames, "seed": chosen.seed}
         if chosen.sets:

@@ -34,7 +34,7 @@ from rlstack.programs.build.evaluation import compile_evaluation, make_evaluator
 from rlstack.programs.build.fused import Keys, Parts
 from rlstack.programs.build.seeds import role_seed
 from rlstack.programs.config.experiment import Experiment
-from rlstack.programs.run.policy_set import PolicySet
+from rlstack.programs.run.policy_reports import PolicyReports
 from rlstack.programs.session.periodic import PeriodicActions
 from rlstack.random.compiled_quickly import CompiledQuickly
 from rlstack.references import name_of
@@ -144,12 +144,12 @@ def check_loop(experiment: Experiment, shapes: PyTree) -> None:
     check_room(size // devices, learner_device(experiment), way_out)
 
 
-class FusedRun(PolicySet):
+class FusedRun(PolicyReports):
     """A run that a compiled loop trains; subclasses define where the loop's state is stored.
 
     Attributes:
       frames: environment steps of each policy so far, in this run and those that it resumes.
-      starting_seconds: see `rlstack.programs.run.host.HostLoop`.
+      starting_seconds: see `rlstack.programs.run.single_process.SingleProcessRun`.
     """
 
     starting_seconds = 0.0

@@ -19,8 +19,8 @@ from rlstack.programs.build.evaluation import evaluate, make_evaluator
 from rlstack.programs.build.recorded import make_windows
 from rlstack.programs.build.seeds import role_key
 from rlstack.programs.config.experiment import Experiment
-from rlstack.programs.run.host import HostLoop
 from rlstack.programs.run.run_session import Engine
+from rlstack.programs.run.single_process import SingleProcessRun
 from rlstack.programs.session.periodic import PeriodicActions
 from rlstack.storage.datasets import Dataset, Header, Windows, located
 from rlstack.types import EnvSpec, PyTree
@@ -138,7 +138,7 @@ class Offline:
     dataset counts each time it is learned from.
     """
 
-    starting_seconds = 0.0  # unknown: see `rlstack.programs.run.host.HostLoop`
+    starting_seconds = 0.0  # unknown: see `rlstack.programs.run.single_process.SingleProcessRun`
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
@@ -203,7 +203,7 @@ class Offline:
         """Does nothing: the files of the dataset close when nothing refers to them."""
 
 
-class OfflineFirst(HostLoop):
+class OfflineFirst(SingleProcessRun):
     """Learns from a dataset for ``offline_updates``, and then acts and learns in one process.
 
     Its frames are the steps learned from before it acts, as in `Offline`, and then those acted. The
@@ -216,7 +216,7 @@ class OfflineFirst(HostLoop):
         experiment: Experiment,
         phase: Callable[[str], AbstractContextManager] = contextlib.nullcontext,
     ) -> None:
-        """Makes the parts; arguments are those of `HostLoop`."""
+        """Makes the parts; arguments are those of `SingleProcessRun`."""
         super().__init__(experiment, phase)
         try:
             spec = self.env.spec

@@ -110,13 +110,7 @@ def record_sets(
     """
     directory = RunDir.open(run_dir)
     experiment = _recorded_experiment(config := read_config(directory), frames, seed)
-    saved = sorted(checkpoint.paths(directory.checkpoints), key=checkpoint.step_of)
-    if len(saved) < _FEWEST:
-        raise ValueError(
-            f"record: {directory.path} must have at least {_FEWEST} checkpoints for --sets; it has "
-            f"{len(saved)}. Train with --checkpoints-kept 20 and --checkpoint-period a twentieth "
-            "of the frames."
-        )
+    saved = _checkpoints(directory)
     path = Path(out) if out is not None else directory.path / "datasets"
     found: dict[str, tuple[Path, Header]] = {}
     with StopSignals() as signals:
@@ -134,17 +128,43 @@ def record_sets(
         expert = max(range(len(saved)), key=returns.__getitem__)
         if returns[expert] <= worst:
             shutil.rmtree(found["random"][0])
-            raise ValueError(
-                f"record: {directory.path} must have a checkpoint that is better than random "
-                f"actions, whose return is {worst:.1f}, for --sets; the best one has "
-                f"{returns[expert]:.1f}. Train it for longer."
-            )
+            raise _no_better(directory, worst, returns[expert])
         level = worst + _MEDIUM * (returns[expert] - worst)
         medium = next(i for i in range(len(saved)) if returns[i] >= level)
         write("medium-replay", "explore", saved[: medium + 1])
         write("medium", "explore", [saved[medium]])
         write("expert", "greedy", [saved[expert]])
     return found
+
+
+def _checkpoints(directory: RunDir) -> list[Path]:
+    """Returns the checkpoints of a run, the oldest first, if sets can be made of them."""
+    saved = sorted(checkpoint.paths(directory.checkpoints), key=checkpoint.step_of)
+    if len(saved) < _FEWEST:
+        raise ValueError(
+            f"record: {directory.path} must have at least {_FEWEST} checkpoints for --sets; it has "
+            f"{len(saved)}. Train with --checkpoints-kept 20 and --checkpoint-period a twentieth "
+            "of the frames."
+        )
+    return saved
+
+
+def _no_better(directory: RunDir, chance: float, best: float) -> ValueError:
+    return ValueError(
+        f"record: {directory.path} must have a checkpoint that is better than random actions, "
+        f"whose return is {chance:.1f}, for --sets; the best one has {best:.1f}. Train it for "
+        "longer."
+    )
+
+
+def check_minari(names: Sequence[str]) -> None:
+    """Checks that `to_minari` may write datasets of these names.
+
+    Raises:
+      DatasetError: Minari is not installed, or refuses a name.
+    """
+    for name in names:
+        minari.check_name(name)
 
 
 def to_minari(

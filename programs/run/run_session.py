@@ -134,7 +134,7 @@ class RunSession:
         self,
         experiment: Experiment,
         directory: RunDir,
-        loop: Run,
+        run: Run,
         logger: Fanout,
         start: Progress,
         display: ProgressDisplay,
@@ -145,17 +145,17 @@ class RunSession:
         Args:
           experiment: the run's experiment.
           directory: the run's directory, claimed by this command.
-          loop: the loop that trains.
+          run: what trains.
           logger: receives the logs.
           start: the progress at which the run continues.
           display: shows evaluations and messages.
           allowance: time budget for automatic evaluations, if several runs share one; by default
             the run gets its own.
         """
-        self._directory, self._loop, self._display = directory, loop, display
+        self._directory, self._run, self._display = directory, run, display
         self._listener = display.listener
         self._saving = threading.Lock()
-        self._first = loop.learner.version
+        self._first = run.learner.version
         self._evaluated: dict[int, Evaluation] = {}  # the newest evaluation, by its frames
         self.best = BestCheckpoint(directory)
         self._videos: TrainingVideos | None = None
@@ -164,7 +164,7 @@ class RunSession:
 
             self._videos = TrainingVideos(experiment, directory, display.write_line)
         self._logger = logger
-        self._allowance = allowance or allowance_of(loop)
+        self._allowance = allowance or allowance_of(run)
         brief = experiment.evaluator.period == "auto"
         self.periodic = PeriodicActions(
             experiment,
@@ -181,23 +181,23 @@ class RunSession:
             self._listener.end = self.periodic.end
 
     def _position(self) -> tuple[int, int]:
-        return self._loop.env_frames, self._loop.learner.version
+        return self._run.env_frames, self._run.learner.version
 
     def end(self) -> None:
         """Ends training: writes the last logs and the last checkpoint."""
-        self.periodic.finish(self._loop.env_frames, self._loop.stats())
+        self.periodic.finish(self._run.env_frames, self._run.stats())
 
     def save(self) -> None:
         """Saves a checkpoint now."""
-        self.periodic.save(self._loop.env_frames)
+        self.periodic.save(self._run.env_frames)
 
     def result(self) -> Result:
         """Returns the result; evaluates the last params first if needed. Call `end` before it."""
-        loop = self._loop
-        if loop.env_frames not in self._evaluated:
-            self._evaluate(loop.env_frames)
-        found = self._evaluated[loop.env_frames]
-        return self.periodic.result(found, loop.env_frames, loop.learner.version, loop.by_policy())
+        run = self._run
+        if run.env_frames not in self._evaluated:
+            self._evaluate(run.env_frames)
+        found = self._evaluated[run.env_frames]
+        return self.periodic.result(found, run.env_frames, run.learner.version, run.by_policy())
 
     @contextlib.contextmanager
     def kept_on_failure(self) -> Iterator[None]:
@@ -207,7 +207,7 @@ class RunSession:
           NonFiniteError, EnvError, EnvCrash, ExitError: the failure; its message says how to go on.
           Exception: any other failure, unchanged; the display shows how to go on.
         """
-        with failed_update.saved_on_failure(self._directory, self._loop.learner):
+        with failed_update.saved_on_failure(self._directory, self._run.learner):
             try:
                 with no_exits():
                     yield
@@ -220,7 +220,7 @@ class RunSession:
                     raise
                 raise type(error)(f"{error}{self._how_to_go_on()}") from error
             except Exception:
-                if self._loop.learner.version > self._first:  # else it is a mistake in the config
+                if self._run.learner.version > self._first:  # else it is a mistake in the config
                     self._save_if_possible()
                 raise
 
@@ -247,7 +247,7 @@ class RunSession:
 
     def _how_to_go_on(self) -> str:
         return (
-            f"\nThe run is saved at frame {self._loop.env_frames:,}. To continue it: rlstack train "
+            f"\nThe run is saved at frame {self._run.env_frames:,}. To continue it: rlstack train "
             f"--resume {self._directory.name}"
         )
 
@@ -255,9 +255,9 @@ class RunSession:
         path = checkpoint.save(
             self._directory.checkpoints,
             frames,
-            self._loop.save(),
+            self._run.save(),
             self.periodic.progress(frames).metadata() | origin.record(self._directory),
-            keep=self._loop.experiment.checkpoints_kept,
+            keep=self._run.experiment.checkpoints_kept,
             before_rename=self._directory.check_claim,
         )
         if self._listener is not None:
@@ -269,11 +269,11 @@ class RunSession:
 
         self._display.write_activity("evaluating")
         try:
-            found = self._loop.evaluate(show)
+            found = self._run.evaluate(show)
             video = self._video(frames)
         finally:
             self._display.write_activity("")
-        self.best.offer(frames, self._loop.learner.params, found)
+        self.best.offer(frames, self._run.learner.params, found)
         self._take(frames, found, video)
         self._evaluated = {frames: found}
 
@@ -287,8 +287,8 @@ class RunSession:
             return True
 
         def evaluation(progress: Shows) -> Evaluation:
-            found = self._loop.evaluate(progress, brief=True)
-            self.best.offer(frames, self._loop.learner.params, found)
+            found = self._run.evaluate(progress, brief=True)
+            self.best.offer(frames, self._run.learner.params, found)
             return found
 
         try:
@@ -302,7 +302,7 @@ class RunSession:
         """Makes the video of an evaluation, if one is due."""
         if self._videos is None:
             return None
-        return self._videos.evaluated(frames, self._loop.learner.params)
+        return self._videos.evaluated(frames, self._run.learner.params)
 
     def _take(self, frames: int, found: Evaluation, video: Path | None) -> None:
         self.periodic.evaluated(frames, found)
@@ -310,7 +310,7 @@ class RunSession:
             self._logger.write_video(frames, video)
 
 
-def allowance_of(loop: Run) -> Allowance:
+def allowance_of(run: Run) -> Allowance:
     """Returns the time budget for automatic evaluations of a run in this process."""
-    in_jax = loop.experiment.env.type == "jax"
-    return Allowance(_SHARE, expected=loop.starting_seconds, starts_once=in_jax)
+    in_jax = run.experiment.env.type == "jax"
+    return Allowance(_SHARE, expected=run.starting_seconds, starts_once=in_jax)

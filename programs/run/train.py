@@ -26,8 +26,8 @@ from rlstack.programs.build.replay import check_pace, check_place
 from rlstack.programs.config.encoding import to_json
 from rlstack.programs.config.experiment import Experiment, ProgramConfig
 from rlstack.programs.config.member_config import is_fixed
-from rlstack.programs.run.host import HostLoop
 from rlstack.programs.run.run_session import Engine, RunSession, drive
+from rlstack.programs.run.single_process import SingleProcessRun
 from rlstack.programs.session import failed_update, origin, signals
 from rlstack.programs.session.callbacks import Callbacks, check_callback
 from rlstack.programs.session.display import ProgressDisplay
@@ -389,7 +389,7 @@ def _make_engine(experiment: Experiment, display: ProgressDisplay) -> Engine:
         from rlstack.programs.run.fused import Fused
 
         return Fused(experiment, display.phase)
-    return HostLoop(experiment, display.phase)
+    return SingleProcessRun(experiment, display.phase)
 
 
 def _train(

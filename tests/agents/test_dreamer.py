@@ -17,7 +17,7 @@ from rlstack.networks import NetworkConfig, WorldModel, world_model
 from rlstack.networks.recurrent_model import Outlook, Part, Seen, features_of
 from rlstack.programs.config.presets import preset
 from rlstack.programs.run import train
-from rlstack.programs.run.host import HostLoop
+from rlstack.programs.run.single_process import SingleProcessRun
 from rlstack.storage import checkpoint
 from rlstack.types import Batch, Transition
 from tests.agent_cases import (
@@ -605,7 +605,7 @@ def test_a_resumed_fused_run_equals_an_uninterrupted_one(tmp_path):
 @pytest.mark.slow
 @pytest.mark.chosen
 def test_a_resumed_run_in_one_process_equals_an_uninterrupted_one(tmp_path):
-    loops = unbroken, broken, resumed = [HostLoop(tiny("single_process")) for _ in range(3)]
+    loops = unbroken, broken, resumed = [SingleProcessRun(tiny("single_process")) for _ in range(3)]
 
     def steps(loop):
         for _ in range(40):

@@ -13,7 +13,7 @@ from rlstack.fused.history import HistoryActors, HistoryState, VersionTable
 from rlstack.jax_envs.factory import make_batch
 from rlstack.programs.run import train
 from rlstack.programs.run.fused import Fused
-from rlstack.programs.run.host import HostLoop
+from rlstack.programs.run.single_process import SingleProcessRun
 from rlstack.programs.tools.tournament import tournament
 from tests.fused.cases import called, counted, throws
 from tests.programs.multi_policy.cases import trained
@@ -36,7 +36,7 @@ def test_the_game_pays_what_the_game_in_python_pays():
 @pytest.mark.slow
 @pytest.mark.chosen
 def test_earlier_versions_play_as_in_a_single_process(tmp_path):
-    single = HostLoop(throws(topology="single_process"))
+    single = SingleProcessRun(throws(topology="single_process"))
     try:
         trained(single, 41)
         fused = called(Fused(throws()), 5)

@@ -21,7 +21,7 @@ from rlstack.programs.config.presets.registry import on_policy_replay
 from rlstack.programs.config.stop_config import StopConfig
 from rlstack.programs.run import train
 from rlstack.programs.run.fused import Fused
-from rlstack.programs.run.host import HostLoop
+from rlstack.programs.run.single_process import SingleProcessRun
 from rlstack.programs.session.result import read_result
 from rlstack.programs.session.run_dir import RunDir
 from rlstack.programs.study import train as studies
@@ -46,7 +46,7 @@ def lines_of(directory):
 @pytest.mark.slow
 @pytest.mark.chosen
 def test_policies_learn_what_they_learn_in_a_single_process():
-    single = HostLoop(on_policy(topology="single_process"))
+    single = SingleProcessRun(on_policy(topology="single_process"))
     try:
         trained(single, 4 * 8 + 1)
         fused = called(Fused(on_policy()), 100, updates=4)
@@ -77,7 +77,7 @@ def test_dqn_next_to_ppo_learns_what_it_learns_in_a_single_process():
         "ruled": MemberConfig(agent=STAY),
     }
     fields = {"games": 1, "rows": 1}
-    single = HostLoop(cover(policies, topology="single_process", **fields))
+    single = SingleProcessRun(cover(policies, topology="single_process", **fields))
     try:
         trained(single, 31)
         fused = called(Fused(cover(policies, **fields)), 30)

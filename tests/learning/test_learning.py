@@ -17,8 +17,8 @@ from rlstack.optimizers import OptimizerConfig
 from rlstack.programs.config.experiment import EnvConfig, Experiment
 from rlstack.programs.config.presets import preset
 from rlstack.programs.config.presets.registry import falling, on_policy_replay
-from rlstack.programs.run.host import HostLoop
 from rlstack.programs.run.run_session import drive
+from rlstack.programs.run.single_process import SingleProcessRun
 from rlstack.programs.session.periodic import PeriodicActions
 from rlstack.replay import ReplayConfig
 from rlstack.storage.loggers import InMemoryLogger
@@ -38,7 +38,7 @@ PRIORITIZED = ReplayConfig(
 
 def train(experiment):
     """Trains; returns the program, which the caller closes."""
-    program = HostLoop(experiment)
+    program = SingleProcessRun(experiment)
     periodic = PeriodicActions(
         experiment, InMemoryLogger(), evaluate=lambda _: None, checkpoint=lambda _: None
     )

@@ -47,7 +47,7 @@ class Part(NamedTuple):
 
 
 def joined(trees: Mapping[str, PyTree]) -> PyTree:
-    """Returns the trees of several policies as one, in the form of `HostLoop.save`."""
+    """Returns the trees of several policies as one, in the form of `SingleProcessRun.save`."""
     parts = next(iter(trees.values()))["learner"]
     whole = {
         "learner": {

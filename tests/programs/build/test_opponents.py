@@ -22,7 +22,7 @@ from rlstack.programs.config.encoding import from_json, to_json
 from rlstack.programs.config.env_config import EnvConfig, OpponentsConfig
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.run import train
-from rlstack.programs.run.host import HostLoop
+from rlstack.programs.run.single_process import SingleProcessRun
 from rlstack.programs.session.run_dir import RunDir
 from rlstack.replay import ReplayConfig
 from rlstack.storage import checkpoint
@@ -88,7 +88,7 @@ def against(runs, share=0.5, **changes):
 @pytest.mark.slow
 @pytest.mark.chosen
 def test_steps_of_opponents_are_neither_counted_nor_remembered(runs):
-    program = HostLoop(opponents.resolved(against(runs)))
+    program = SingleProcessRun(opponents.resolved(against(runs)))
     try:
         env = program.env
         assert env.opponents == (ITSELF, ITSELF, "old@7", "older@7")
@@ -229,7 +229,7 @@ def test_actors_in_processes_play_against_opponents(runs, tmp_path, topology):
 def test_asynchronous_actors_play_against_opponents(runs):
     env = dataclasses.replace(GAME, wait_num=2, opponents=met(runs))
     experiment = dataclasses.replace(EXPERIMENT, env=env)
-    program = HostLoop(opponents.resolved(experiment))
+    program = SingleProcessRun(opponents.resolved(experiment))
     try:
         for _ in range(40):
             program.player.actor.step()

@@ -8,7 +8,7 @@ import pytest
 from rlstack.acting.evaluator import by_policy
 from rlstack.programs.config.member_config import MemberConfig
 from rlstack.programs.config.presets import preset
-from rlstack.programs.run.host import HostLoop
+from rlstack.programs.run.single_process import SingleProcessRun
 from rlstack.storage import checkpoint
 from tests.programs.multi_policy.cases import chain, leaves_equal, selfplay, trained
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(180)
 def test_a_set_of_one_policy_is_the_run_of_that_policy(name):
     experiment = preset(name)
     several = dataclasses.replace(experiment, policies={"all": MemberConfig()})
-    one, of_one = HostLoop(experiment), HostLoop(several)
+    one, of_one = SingleProcessRun(experiment), SingleProcessRun(several)
     try:
         for _ in range(2):
             trained(one, 100)
@@ -45,7 +45,7 @@ def test_a_set_of_one_policy_is_the_run_of_that_policy(name):
 @pytest.mark.slow
 @pytest.mark.chosen
 def test_policies_of_different_algorithms_learn_side_by_side():
-    loop = HostLoop(chain())
+    loop = SingleProcessRun(chain())
     try:
         before = loop.learner.params
         names = trained(loop, 40)
@@ -78,7 +78,7 @@ def loop_firsts(steps, rows):
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [pytest.param(selfplay, marks=pytest.mark.chosen), chain])
 def test_a_resumed_set_equals_an_uninterrupted_one(tmp_path, make):
-    unbroken, broken, resumed = (HostLoop(make()) for _ in range(3))
+    unbroken, broken, resumed = (SingleProcessRun(make()) for _ in range(3))
     try:
         for loop in (unbroken, broken):
             trained(loop, 8 * 4 + 1)  # the end of an unroll
@@ -97,7 +97,7 @@ def test_a_resumed_set_equals_an_uninterrupted_one(tmp_path, make):
 
 
 def test_self_play_keeps_versions_and_their_win_rates():
-    loop = HostLoop(selfplay("prioritised"))
+    loop = SingleProcessRun(selfplay("prioritised"))
     try:
         past = loop.players["past"]
         assert list(past.versions.frames) == [0]

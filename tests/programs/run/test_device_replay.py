@@ -17,7 +17,7 @@ from rlstack.programs.build.replay import check_place
 from rlstack.programs.config.experiment import EnvConfig
 from rlstack.programs.config.presets import preset
 from rlstack.programs.run import plan
-from rlstack.programs.run.host import HostLoop
+from rlstack.programs.run.single_process import SingleProcessRun
 from rlstack.replay import ReplayConfig
 from tests.fused.cases import mixed
 from tests.fused.test_fused_run import dqn, run
@@ -101,7 +101,7 @@ def test_a_resumed_run_equals_one_that_was_not_interrupted(kind):
     several = kind == "policy of a set"
     name, prefix, steps = ("deep", "deep/learner/", 60) if several else ("", "learner/", 30)
     experiment = with_a_policy_on_device() if several else on_device(dqn())
-    one, two = (HostLoop(experiment) for _ in range(2))
+    one, two = (SingleProcessRun(experiment) for _ in range(2))
     with contextlib.closing(one), contextlib.closing(two):
         if kind == "ahead":  # as on an accelerator, where the last call may still run
             one.learner._placement.on_cpu = two.learner._placement.on_cpu = False
@@ -136,7 +136,7 @@ def two():
     learner = dataclasses.replace(dqn().learner, devices=(1,))
     losses = []
     for experiment in (on_device(dqn()), on_device(dqn(), learner=learner)):
-        with contextlib.closing(HostLoop(experiment)) as loop:
+        with contextlib.closing(SingleProcessRun(experiment)) as loop:
             losses.append(advanced(loop, 25))
             replay = loop.player.replay
             arrays = jax.tree.leaves((replay.state, loop.learner.params))
@@ -149,7 +149,7 @@ def two():
     print("second")
     both = dataclasses.replace(learner, devices=(0, 1))
     with pytest.raises(ValueError, match=r"learner\.devices must be one device at most"):
-        HostLoop(on_device(dqn(), learner=both))
+        SingleProcessRun(on_device(dqn(), learner=both))
     print("refused")
 
 
@@ -165,9 +165,9 @@ def test_stacked_frames_learn_on_the_device_what_they_learn_on_the_host():
     network = dataclasses.replace(base.network, hidden_sizes=(16,))
     small = dataclasses.replace(base, env=env, replay=replay, network=network, updates=40)
     assert small.replay.frame_stack
-    with contextlib.closing(HostLoop(on_device(small))) as ours:
+    with contextlib.closing(SingleProcessRun(on_device(small))) as ours:
         losses = advanced(ours, 110)
-    with contextlib.closing(HostLoop(small)) as other:
+    with contextlib.closing(SingleProcessRun(small)) as other:
         wanted = advanced(other, 110)
     # Other items are drawn, from other episodes once the params differ.
     assert len(losses) == len(wanted) == 40

@@ -17,7 +17,7 @@ from rlstack.programs.build.environments import make_env
 from rlstack.programs.config.experiment import EnvConfig
 from rlstack.programs.config.presets import preset
 from rlstack.programs.run import train
-from rlstack.programs.run.host import HostLoop
+from rlstack.programs.run.single_process import SingleProcessRun
 from rlstack.programs.session.callbacks import Callback
 from rlstack.storage import checkpoint
 
@@ -78,7 +78,7 @@ def test_an_error_before_the_first_frame_does_not_promise_a_checkpoint(tmp_path)
 def test_a_process_pool_goes_on_and_counts_its_restarts(tmp_path):
     experiment = faulty(400, fault="raise", at=5, flag=str(tmp_path / "flag"))
     env = dataclasses.replace(experiment.env, type="process", num_workers=1)
-    loop = HostLoop(dataclasses.replace(experiment, env=env))
+    loop = SingleProcessRun(dataclasses.replace(experiment, env=env))
     try:
         for _ in range(20):
             loop.player.actor.step()

@@ -160,7 +160,7 @@ def with_demonstrations(data, **changes):
 
 def test_demonstrations_are_learned_beside_the_replay_and_resume_exactly(data, tmp_path):
     experiment = with_demonstrations(data)
-    loop = train.HostLoop(experiment)
+    loop = train.SingleProcessRun(experiment)
     try:
         for _ in range(40):
             loop.player.actor.step()
@@ -172,7 +172,7 @@ def test_demonstrations_are_learned_beside_the_replay_and_resume_exactly(data, t
     finally:
         loop.close()
     replay = dataclasses.replace(experiment.replay, demonstrations="")
-    plain = train.HostLoop(dataclasses.replace(experiment, replay=replay))
+    plain = train.SingleProcessRun(dataclasses.replace(experiment, replay=replay))
     try:
         assert plain.learner.step(sample) != logs
     finally:

@@ -2,8 +2,8 @@
 
 import contextlib
 
-from rlstack.programs.run.host import HostLoop
 from rlstack.programs.run.run_session import drive
+from rlstack.programs.run.single_process import SingleProcessRun
 from rlstack.programs.session.periodic import PeriodicActions
 from rlstack.storage.loggers import InMemoryLogger
 from tests.programs.running import ppo
@@ -18,7 +18,7 @@ def test_a_single_process_names_what_may_take_long():
         yield
 
     experiment = ppo("single_process", frames=1000)
-    loop = HostLoop(experiment, phase)
+    loop = SingleProcessRun(experiment, phase)
     periodic = PeriodicActions(
         experiment, InMemoryLogger(), evaluate=lambda _: None, checkpoint=lambda _: None
     )

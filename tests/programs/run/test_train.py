@@ -26,7 +26,7 @@ from rlstack.programs.config.encoding import from_json, to_json
 from rlstack.programs.config.experiment import EnvConfig
 from rlstack.programs.config.presets import preset
 from rlstack.programs.run import train
-from rlstack.programs.run.host import HostLoop
+from rlstack.programs.run.single_process import SingleProcessRun
 
 
 def small(name="cartpole-ppo", **changes):
@@ -96,7 +96,7 @@ def test_the_same_seed_gives_the_same_params_whatever_the_number_of_threads():
             agent=dataclasses.replace(experiment.agent, num_epochs=2),
             env=dataclasses.replace(experiment.env, num_workers=num_workers),
         )
-        program = HostLoop(experiment)
+        program = SingleProcessRun(experiment)
         try:
             for _ in range(55 * experiment.replay.unroll_length):
                 program.player.actor.step()
@@ -162,9 +162,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, name, env_type, opt
 
     # An unroll boundary: the first update comes after 33 steps, then one every 32 steps.
     half = 32 * 10 + 1
-    unbroken = HostLoop(experiment)
-    broken = HostLoop(experiment)
-    resumed = HostLoop(experiment)
+    unbroken = SingleProcessRun(experiment)
+    broken = SingleProcessRun(experiment)
+    resumed = SingleProcessRun(experiment)
     try:
         steps(unbroken, half)
         unbroken.restart_environments()

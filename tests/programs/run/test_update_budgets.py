@@ -7,8 +7,8 @@ import pytest
 
 from rlstack.programs.build.player import Player
 from rlstack.programs.program.learner import LearnerNode
-from rlstack.programs.run.host import HostLoop
 from rlstack.programs.run.run_session import drive
+from rlstack.programs.run.single_process import SingleProcessRun
 
 
 class _Learner:
@@ -49,7 +49,7 @@ def _player(replay, learner):
 @pytest.mark.parametrize(("budget", "steps"), [(1, 3), (4, 3), (6, 6), (8, 6)])
 def test_a_single_process_makes_as_many_updates_as_asked(budget, steps):
     replay, learner, logged = _Replay(), _Learner(), []
-    loop = HostLoop.__new__(HostLoop)
+    loop = SingleProcessRun.__new__(SingleProcessRun)
     loop.experiment = SimpleNamespace(updates=budget, steps_per_update=3)
     loop.players = {"": _player(replay, learner)}
     loop.learners, loop._learning = {"": learner}, loop.players
@@ -68,7 +68,7 @@ def test_a_single_process_makes_as_many_updates_as_asked(budget, steps):
 def test_each_policy_of_a_set_makes_as_many_updates_as_asked(budget, updates):
     replay, learner = _Replay(), _Learner()
     replay.steps = 6
-    loop = HostLoop.__new__(HostLoop)
+    loop = SingleProcessRun.__new__(SingleProcessRun)
     loop.experiment = SimpleNamespace(updates=budget)
     loop._started, loop._phase = set(), lambda _: contextlib.nullcontext()
     loop._learn("left", _player(replay, learner), SimpleNamespace(log=lambda *_: None))

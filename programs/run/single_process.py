@@ -20,7 +20,7 @@ from rlstack.programs.build.environments import Pool, starting_seconds
 from rlstack.programs.build.player import Player, Shared, learning_player, make_shared
 from rlstack.programs.build.seeds import role_seed
 from rlstack.programs.config.experiment import Experiment
-from rlstack.programs.run.policy_set import PolicySet
+from rlstack.programs.run.policy_reports import PolicyReports
 from rlstack.programs.session.periodic import PeriodicActions
 from rlstack.storage import checkpoint
 from rlstack.types import EnvSpec, Logs, PyTree, Transition
@@ -28,7 +28,7 @@ from rlstack.types import EnvSpec, Logs, PyTree, Transition
 _NOTHING = contextlib.nullcontext()
 
 
-class HostLoop(PolicySet):
+class SingleProcessRun(PolicyReports):
     """The parts of an experiment in one process, and one step of the loop over them.
 
     Attributes:

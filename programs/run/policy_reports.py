@@ -34,7 +34,7 @@ class Learner(Protocol):
         """Restores what `save` returned."""
 
 
-class PolicySet(abc.ABC):
+class PolicyReports(abc.ABC):
     """Counters and evaluations of the policies of one run.
 
     Attributes:
