@@ -23,7 +23,7 @@ from rlstack.checks import Checked
 from rlstack.networks import Network
 from rlstack.networks.torsos import action_mask
 from rlstack.references import load_hook
-from rlstack.specs.bounds import has_finite_bounds
+from rlstack.specs import has_finite_bounds
 from rlstack.types import (
     AgentState,
     Array,

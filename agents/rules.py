@@ -23,18 +23,6 @@ def balance_cartpole(observation: Array) -> Array:
     return (observation @ weights > 0).astype(jnp.int32)
 
 
-def count_beans(observation: PyTree) -> PyTree:
-    """Returns the number of beans in the entity game Count.
-
-    Args:
-      observation: the padded arrays of `rlstack.entity`, ``[B, ...]``.
-
-    Returns:
-      The action, ``{"count": [B, 1]}``, which is always correct.
-    """
-    return {"count": observation["count"]["Bean"][:, None]}
-
-
 def jump_to_high_ground(observation: PyTree) -> PyTree:
     """Jumps to the HighGround of the entity game FloorIsLava.
 

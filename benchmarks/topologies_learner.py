@@ -18,11 +18,12 @@ from benchmarks.children import Child, answer, children
 from benchmarks.report import Comparison, Timed, Timers, alternate, rate
 from rlstack.acting.actor import transition_spec
 from rlstack.learning.learner import Learner
-from rlstack.programs.build import cores, xla
+from rlstack.programs.build import xla
 from rlstack.programs.build.agent import make_agent
 from rlstack.programs.build.environments import make_env
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.config.presets import preset
+from rlstack.programs.program.replay import leave_one_core
 from rlstack.replay import InProcessReplay, ReplayConfig
 from rlstack.replay.reverb import ReverbReplayBuffer, ReverbServer
 from rlstack.replay.served import ReplayService, ServedReplayBuffer
@@ -144,7 +145,7 @@ def _serve(setting: Setting) -> None:
     """Runs in the child: a server, set up as in the replay node."""
     cfg, spec = _experiment(setting), _step_spec(setting)
     if setting.service == "reverb":
-        cores.leave_one()
+        leave_one_core()
         server: Any = ReverbServer(cfg.replay, cfg.env.num_envs, spec)
     else:
         server = serve(ReplayService(cfg.replay, cfg.env.num_envs, seed=0, spec=spec))

@@ -90,7 +90,7 @@ def _wrapped(experiment: Experiment, agent: Agent, spec: EnvSpec, trains: bool) 
         return choosing_levels(agent, experiment.levels, experiment.env.levels, chooses=trains)
     if not experiment.replay.demonstrations or not trains:
         return agent
-    from rlstack.programs.build.demonstrations import demonstrated
+    from rlstack.programs.build.recorded import demonstrated
 
     return demonstrated(experiment.replay, agent, spec)
 

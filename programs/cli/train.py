@@ -113,7 +113,7 @@ def main(args: list[str], modules: tuple[str, ...] = ()) -> int:
         return 0
     if chosen.dry_run:
         from rlstack.programs.run import plan  # needs the nodes
-        from rlstack.programs.session.profiling.profile import chosen_updates
+        from rlstack.programs.session.profile import chosen_updates
 
         chosen_updates(chosen.profile, chosen.experiment)
 

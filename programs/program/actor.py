@@ -41,7 +41,7 @@ from rlstack.programs.program.params import pull_params
 from rlstack.programs.program.replay import program_replay
 from rlstack.programs.program.replay_sides import ProgramReplay, ReplayWriter
 from rlstack.programs.session import timing
-from rlstack.programs.session.profiling.profile import Profile
+from rlstack.programs.session.profile import Profile
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
 from rlstack.replay.rounds import Reports
 from rlstack.rpc import RemoteObject, StoppedError, UnavailableError

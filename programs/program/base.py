@@ -31,7 +31,7 @@ from rlstack.programs.program.host import HostReports, Report
 from rlstack.programs.program.stopping import EndedEarlyError, NodeLostError
 from rlstack.programs.program.supervisor import INCARNATION
 from rlstack.programs.session import timing
-from rlstack.programs.session.profiling.profile import Updates
+from rlstack.programs.session.profile import Updates
 from rlstack.programs.session.run_dir import RunDir
 from rlstack.rpc import (
     ClosedError,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import logging
 import secrets
 import threading
 import time
@@ -35,11 +36,9 @@ from rlstack.programs.program.host import Report
 from rlstack.programs.program.multi_policy.policies import Policies
 from rlstack.programs.session import timing
 from rlstack.programs.session.callbacks import EventLog, Events
-from rlstack.programs.session.frame_budget import FrameBudget
+from rlstack.programs.session.frames import FrameBudget, FrameRates
 from rlstack.programs.session.metrics.figures import Node
-from rlstack.programs.session.notes import Notes
 from rlstack.programs.session.periodic import PeriodicActions
-from rlstack.programs.session.profiling.rates import FrameRates
 from rlstack.programs.session.progress import Progress, open_logs
 from rlstack.programs.session.run_dir import RunDir
 from rlstack.rpc import codec, remote
@@ -47,8 +46,11 @@ from rlstack.specs.masks import COUNTER
 from rlstack.storage.loggers import Fanout, Logger, NewestLogs
 
 _ENV_COUNTS = ("restarts", COUNTER)
+_MAX_NOTES = 20  # lines that a display may not have shown yet
 # With fewer actors each node reports by itself, which is sooner and costs the coordinator little.
 TOGETHER = 32
+
+_log = logging.getLogger(__name__)
 
 
 def _reports_together(experiment: Experiment) -> bool:
@@ -56,6 +58,36 @@ def _reports_together(experiment: Experiment) -> bool:
     program = experiment.program
     alone = program.launch == "threads" or program.pacing == "lock_step"
     return program.num_actors >= TOGETHER and not alone
+
+
+class Notes:
+    """Lines that a program's display shows, such as the restart of an environment's worker.
+
+    They are the newest ones, numbered from 1; the oldest are forgotten. Any thread may add one.
+    """
+
+    def __init__(self, *, logged: bool = False) -> None:
+        """Starts without lines.
+
+        Args:
+          logged: True to write the lines to the output of this process as well.
+        """
+        self._logged = logged
+        self._lock = threading.Lock()
+        self._lines: collections.deque[tuple[int, str]] = collections.deque(maxlen=_MAX_NOTES)
+
+    def add(self, text: str) -> None:
+        """Adds a line."""
+        if self._logged:
+            _log.warning("%s", text)
+        with self._lock:
+            number = self._lines[-1][0] + 1 if self._lines else 1
+            self._lines.append((number, text))
+
+    def listed(self) -> list[list[int | str]]:
+        """Returns the number and the text of each line."""
+        with self._lock:
+            return [[number, text] for number, text in self._lines]
 
 
 class Coordinator:

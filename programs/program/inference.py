@@ -26,7 +26,7 @@ from rlstack.programs.program.base import OVER, RUNNING, CoordinatorClient, Setu
 from rlstack.programs.program.multi_policy.clients import learner_of
 from rlstack.programs.program.params import pull_params
 from rlstack.programs.session import timing
-from rlstack.programs.session.profiling.profile import ACTING, SERVING, Profile
+from rlstack.programs.session.profile import ACTING, SERVING, Profile
 from rlstack.rpc import RemoteObject, remote
 from rlstack.types import Params, PRNGKey, TimeStep
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlstack.acting.on_host import OnHost
+from rlstack.acting.packing import OnHost
 from rlstack.acting.params import ParamsPublisher
 from rlstack.configs.learner import LearnerConfig
 from rlstack.learning.learner import Learner
@@ -33,7 +33,7 @@ from rlstack.programs.program.replay import program_replay
 from rlstack.programs.program.replay_sides import ProgramReplay, SavedReplay
 from rlstack.programs.session import origin, timing
 from rlstack.programs.session.failed_update import saved_on_failure
-from rlstack.programs.session.profiling.profile import DRAWING, LEARNING, Profile
+from rlstack.programs.session.profile import DRAWING, LEARNING, Profile
 from rlstack.programs.session.progress import Progress
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError, Sample
 from rlstack.rpc import RemoteObject, UnavailableError, codec, remote

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
 
-from rlstack.programs.build import cores
 from rlstack.programs.build.replay import stored_spec
 from rlstack.programs.build.seeds import role_seed
 from rlstack.programs.program.base import OVER, CoordinatorClient, Setup
@@ -16,6 +16,21 @@ from rlstack.programs.program.saved_replays import SavedReplays
 from rlstack.programs.session import timing
 from rlstack.replay.served import ReplayService
 from rlstack.rpc import RemoteObject
+
+
+def leave_one_core() -> None:
+    """Gives up one of this process's processors, if it has several.
+
+    Use it in a node with many threads that wake one another. On few processors they disturb the
+    learner, whose single thread computes all the time. On two processors, a learner of small
+    networks then makes 10% to 40% more updates. This applies to the calling thread and to threads
+    that it starts later, on operating systems that support it.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) > 1:
+        os.sched_setaffinity(0, allowed - {min(allowed)})
 
 
 class ReverbNode:
@@ -38,7 +53,7 @@ class ReverbNode:
         """
         experiment = setup.experiment
         if experiment.program.launch != "threads":
-            cores.leave_one()
+            leave_one_core()
         from rlstack.replay.reverb import ReverbServer
 
         setup.configure_jax(single_thread=True)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from rlstack.programs.session.progress import REPLAY
 from rlstack.programs.session.run_dir import RunDir
 from rlstack.programs.session.run_lock import ClaimLostError
-from rlstack.replay.served import checkpoints, table_files
+from rlstack.replay.served import checkpoints
 from rlstack.storage import checkpoint, checkpoint_files
 
 
@@ -90,7 +90,7 @@ class SavedReplays:
                 f"to {path}. To go on with an empty replay, set checkpoint_replay to false in "
                 f"{self._directory.config}."
             )
-        written_by = "table" if table_files.is_table(found) else "reverb"
+        written_by = "table" if checkpoints.is_table(found) else "reverb"
         if written_by != service:
             raise ValueError(
                 f"{found} must be a checkpoint of the replay service {service}; got one of "

@@ -28,7 +28,7 @@ from rlstack.programs.program.failures import (
 from rlstack.programs.program.supervisor import End, RestartPolicy, record_failure
 from rlstack.programs.session import errors, timing
 from rlstack.programs.session.display import ProgressDisplay
-from rlstack.programs.session.profiling.profile import Updates
+from rlstack.programs.session.profile import Updates
 from rlstack.programs.session.progress import resume_point
 from rlstack.programs.session.result import Result, read_result
 from rlstack.programs.session.run_dir import RunDir

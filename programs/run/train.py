@@ -31,7 +31,7 @@ from rlstack.programs.run.single_process import SingleProcessRun
 from rlstack.programs.session import failed_update, origin, signals
 from rlstack.programs.session.callbacks import Callbacks, check_callback
 from rlstack.programs.session.display import ProgressDisplay
-from rlstack.programs.session.profiling.profile import Profile, Updates, chosen_updates
+from rlstack.programs.session.profile import Profile, Updates, chosen_updates, summary
 from rlstack.programs.session.progress import Progress, open_logs, resume_point
 from rlstack.programs.session.result import Result, read_result
 from rlstack.programs.session.run_config import (
@@ -78,7 +78,7 @@ def run(
         calls them.
       loggers: further loggers, in addition to those of the experiment.
       profile: updates to measure, such as ``20..30``; see
-        `rlstack.programs.session.profiling.profile`.
+        `rlstack.programs.session.profile`.
       stream: receives the progress display; standard error by default.
 
     Returns:
@@ -325,8 +325,6 @@ def train_opened(
             from rlstack.programs.run.launch import run_program as run
         result = run(experiment, directory, start_from, display, profiled)
         if profiled is not None:
-            from rlstack.programs.session.profiling.summary import summary
-
             display.write_line(summary(directory))
         if note := _why_no_update(experiment, result):
             display.write_line(note)

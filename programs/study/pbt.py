@@ -37,7 +37,7 @@ from rlstack.programs.study import executors, space, vmapped
 from rlstack.programs.study.executors import Work
 from rlstack.programs.study.space import Range, Values
 from rlstack.programs.study.study import PbtConfig, Study, Trial, reading
-from rlstack.storage import checkpoint, checkpoint_parts, files, jsonl
+from rlstack.storage import checkpoint, files, jsonl
 
 FILE = "lineage.json"
 _FACTORS = (0.8, 1.2)
@@ -403,7 +403,7 @@ def _copy(work: Work, lineage: Lineage) -> None:
             theirs = checkpoint.latest(source.checkpoints)
             # A member that failed before its first checkpoint starts again with the new values.
             if mine is not None and theirs is not None:
-                checkpoint_parts.copy(mine, theirs, _LEARNED, directory.check_claim)
+                checkpoint.copy_parts(mine, theirs, _LEARNED, directory.check_claim)
             done = max(1, lineage.selections * with_period(study).period)
             experiment = study.experiment(member.values, member.seed)
             directory.write_config(to_json(dataclasses.replace(experiment, frames=done)))

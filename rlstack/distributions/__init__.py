@@ -21,7 +21,7 @@ from rlstack.distributions.discrete import (
     categorical,
     multi_categorical,
 )
-from rlstack.distributions.joint import Distribution, Joint
+from rlstack.distributions.joint import Distribution, Joint, Parts, parts
 from rlstack.distributions.parameters import (
     LOG_STD_RANGE,
     Bounds,
@@ -29,7 +29,6 @@ from rlstack.distributions.parameters import (
     from_parameters,
     num_parameters,
 )
-from rlstack.distributions.parts import Parts, parts
 
 __all__ = [
     "ILLEGAL",

@@ -1,4 +1,7 @@
-"""The interface of all distributions, and ``Joint``, a pytree of independent distributions."""
+"""The interface of all distributions; ``Joint``, a pytree of independent ones; and their parts.
+
+The parts are independent too, such as each choice of a ``MultiCategorical``.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
 import jax
+import jax.numpy as jnp
 from jax.tree_util import PyTreeDef
 
 from rlstack.distributions.continuous import Deterministic, Normal, TanhNormal
@@ -78,15 +82,40 @@ class Joint(NamedTuple):
     def map(self, function: Callable[..., PyTree], *rest: PyTree) -> PyTree:
         """Applies ``function(component, *parts)`` to every component; keeps the structure."""
         leaves, treedef = _flatten(self.components)
-        parts = [treedef.flatten_up_to(tree) for tree in rest]
+        columns = [treedef.flatten_up_to(tree) for tree in rest]
         return jax.tree.unflatten(
-            treedef, [function(*row) for row in zip(leaves, *parts, strict=True)]
+            treedef, [function(*row) for row in zip(leaves, *columns, strict=True)]
         )
 
     def _sum(self, function: Callable[..., Array], *rest: PyTree) -> Array:
         leaves, treedef = _flatten(self.components)
-        parts = [treedef.flatten_up_to(tree) for tree in rest]
-        return _total([function(*row) for row in zip(leaves, *parts, strict=True)])
+        columns = [treedef.flatten_up_to(tree) for tree in rest]
+        return _total([function(*row) for row in zip(leaves, *columns, strict=True)])
+
+
+class Parts(NamedTuple):
+    """Log probability and entropy of each of the K parts of a distribution, in order of the leaves.
+
+    Their sums over the last axis are the ``log_prob`` and ``entropy`` of the distribution.
+    """
+
+    log_prob: Array  # [..., K] float32
+    entropy: Array  # [..., K] float32
+    decides: Array  # [..., K] bool, False where a part has only one legal choice
+
+
+def parts(distribution: Distribution, action: PyTree) -> Parts:
+    """Returns the parts of a distribution: K for a MultiCategorical, one for the other classes."""
+    if isinstance(distribution, Joint):
+        found: list[Parts] = []
+        distribution.map(lambda component, part: found.append(parts(component, part)), action)
+        return Parts(*(jnp.concatenate(columns, axis=-1) for columns in zip(*found, strict=True)))
+    if isinstance(distribution, MultiCategorical):
+        return _of_choices(distribution.categorical(), action - distribution.minimum)
+    if isinstance(distribution, Categorical):
+        return _one(_of_choices(distribution, action))
+    log_prob = distribution.log_prob(action)
+    return _one(Parts(log_prob, distribution.entropy(), jnp.ones(log_prob.shape, bool)))
 
 
 def _is_distribution(x: object) -> bool:
@@ -99,8 +128,17 @@ def _flatten(components: PyTree) -> tuple[list[Distribution], PyTreeDef]:
     return jax.tree.flatten(components, is_leaf=_is_distribution)
 
 
-def _total(parts: list[Array]) -> Array:
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
+def _total(terms: list[Array]) -> Array:
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
     return total
+
+
+def _of_choices(distribution: Categorical, action: Array) -> Parts:
+    decides = distribution.legal().sum(-1) > 1
+    return Parts(distribution.log_prob(action), distribution.entropy(), decides)
+
+
+def _one(whole: Parts) -> Parts:
+    return Parts(*(x[..., None] for x in whole))

@@ -13,7 +13,7 @@ from rlstack.checks import ActionKindError
 from rlstack.distributions.continuous import Normal, TanhNormal
 from rlstack.distributions.discrete import categorical, check_mask, multi_categorical
 from rlstack.distributions.joint import Distribution, Joint
-from rlstack.specs.bounds import has_finite_bounds
+from rlstack.specs import has_finite_bounds
 from rlstack.types import Array, PyTree
 
 

@@ -8,6 +8,8 @@ A game is a class with two spaces and two methods (`rlstack.entity.games.count` 
 
         def reset(self) -> Observation: ...
         def act(self, actions: Actions) -> Observation: ...
+
+`grid` is for the ``__str__`` of games that are played on a board.
 """
 
 from __future__ import annotations
@@ -152,3 +154,11 @@ def num_entities(rows: ArrayLike | None) -> int:
     if isinstance(rows, int | np.integer):
         return int(rows)
     return len(rows)  # type: ignore[arg-type]  # everything else array-like has a length here
+
+
+def grid(width: int, height: int, marks: Mapping[tuple[int, int], str], empty: str = ".") -> str:
+    """Returns a board as text, y upwards, with ``marks`` by (x, y); marks outside are left out."""
+    rows = (
+        " ".join(marks.get((x, y), empty) for x in range(width)) for y in reversed(range(height))
+    )
+    return "\n".join(rows)

@@ -21,7 +21,7 @@ from rlstack.checks import EnvError
 from rlstack.envs.nest import Nest, Tree
 from rlstack.envs.values import counted_from_zero, start_of, with_start
 from rlstack.imports import versions
-from rlstack.specs.bounds import with_open_bounds
+from rlstack.specs import with_open_bounds
 
 if TYPE_CHECKING:
     import gymnasium

@@ -20,7 +20,7 @@ from rlstack.envs.adapters import (
 from rlstack.envs.episode_metrics import numbers_of
 from rlstack.envs.nest import Nest, StepNest, Tree
 from rlstack.envs.watch import Hangs, Watch
-from rlstack.specs.levels import LEVEL, with_level
+from rlstack.specs import LEVEL, with_level
 
 # The values of rlstack.types.StepType, which worker processes cannot import: it needs JAX.
 FIRST, MID, LAST = 0, 1, 2
@@ -70,7 +70,7 @@ class AutoResetEnv:
 
         With ``step_info``, `step` returns the numbers of every step's info. With ``index``, the
         first episode is the one of this number, if the environment has ``reset_with_index``. With
-        ``levels``, the actions choose the levels of later episodes, see `rlstack.specs.levels`; the
+        ``levels``, the actions choose the levels of later episodes, see `rlstack.specs`; the
         first one has the level ``seed % levels``.
 
         Raises:

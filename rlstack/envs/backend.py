@@ -106,7 +106,7 @@ class PoolConfig:
     """The first episode of environment i is the one of number first_index + i, if the environment
     has a method reset_with_index; None starts it as any other."""
     levels: int = 0
-    """Number of levels that actions choose among, see `rlstack.specs.levels`; 0 for an environment
+    """Number of levels that actions choose among, see `rlstack.specs`; 0 for an environment
     that chooses by itself."""
 
     def __post_init__(self) -> None:

@@ -48,8 +48,7 @@ from rlstack.imports.deferred import on_first_use
 from rlstack.types import Counts
 
 if TYPE_CHECKING:
-    from rlstack.exploration.configured import make_policy
-    from rlstack.exploration.warm_up import WarmUp
+    from rlstack.exploration.configured import WarmUp, make_policy
 
 __all__ = [
     "After",
@@ -81,4 +80,4 @@ __all__ = [
 ]
 
 # What agents that sample their policy do not need.
-__getattr__ = on_first_use(__name__, {"WarmUp": "warm_up", "make_policy": "configured"})
+__getattr__ = on_first_use(__name__, {"WarmUp": "configured", "make_policy": "configured"})

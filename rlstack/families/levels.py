@@ -28,7 +28,7 @@ from rlstack.families.policy_gradient import masked_mean
 from rlstack.families.wrapped import Wrapped, WrappedEpochs
 from rlstack.math import levels, returns
 from rlstack.references import check_callable, load_hook, name_of
-from rlstack.specs.levels import ACTION, LEVEL, own_action
+from rlstack.specs import ACTION, LEVEL, own_action
 from rlstack.types import (
     ActionDistribution,
     AgentOut,
@@ -78,7 +78,7 @@ class LevelsState(NamedTuple):
 class LevelsOutput(NamedTuple):
     """The outputs of acting."""
 
-    action: PyTree  # the agent's and the level, see `rlstack.specs.levels`
+    action: PyTree  # the agent's and the level, see `rlstack.specs`
     agent: AgentOut  # the other outputs of the agent
     replayed: Array  # [B] bool, see `LevelsState`
     episode_return: Array  # [B] float32, with the reward of this step

@@ -1,11 +1,17 @@
-"""An agent around another agent: a base class for wrappers, which change some of its methods."""
+"""An agent around another agent: a base class for wrappers, which change some of its methods.
+
+`Frozen` is one for params that do not learn, such as the earlier versions of a policy.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
 
 from rlstack.agent import Agent, EpochAgent
+from rlstack.exploration import RunCounts, with_run_counts
 from rlstack.types import (
     ActionDistribution,
     AgentOut,
@@ -149,3 +155,28 @@ class WrappedEpochs(Wrapped, EpochAgent):
     def finish(self, params: Params, learner_state: LearnerState) -> tuple[Params, LearnerState]:
         """Calls the same method of the agent."""
         return self.agent.finish(params, learner_state)
+
+
+class FrozenParams(NamedTuple):
+    """Params with the progress of the run at the time when they were taken."""
+
+    params: Params
+    env_steps: Array  # [] int32, of each environment
+
+
+class Frozen(Wrapped):
+    """An agent that explores as the run did when its `FrozenParams` were taken.
+
+    Its state may have acted with other params before. A schedule over episodes follows the state.
+    """
+
+    def initial_params(self, rng_key: PRNGKey) -> FrozenParams:
+        """Returns the agent's initial params, at the start of a run."""
+        return FrozenParams(self.agent.initial_params(rng_key), jnp.zeros((), jnp.int32))
+
+    def actor_step(
+        self, rng_key: PRNGKey, params: FrozenParams, timestep: TimeStep, state: AgentState
+    ) -> tuple[AgentOut, AgentState]:
+        """Calls the agent's ``actor_step`` on ``[B, ...]`` steps, with the counts of the params."""
+        state = with_run_counts(state, RunCounts(params.env_steps, None))
+        return self.agent.actor_step(rng_key, params.params, timestep, state)

@@ -1,7 +1,8 @@
 """The protocol of an environment in JAX, and batches of environments that follow the time rules.
 
 An environment is one environment: no batch axis, no automatic reset. `BatchedEnv` adds both, with
-the time rules of `rlstack.types`.
+the time rules of `rlstack.types`. `ChangedRewards` gives any environment or game rewards with
+noise, or of another scale.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ import numpy as np
 
 from rlstack.checks import EnvError
 from rlstack.envs.values import is_limited
-from rlstack.specs.bounds import with_open_bounds
-from rlstack.specs.levels import LEVEL, own_action, with_level
+from rlstack.specs import LEVEL, own_action, with_level, with_open_bounds
 from rlstack.types import Array, EnvSpec, PRNGKey, PyTree, StepType, TimeStep
 
 
@@ -106,7 +106,7 @@ class BatchedEnv:
           env: the environment.
           seats: sizes of the leading axes that the environment's observations, actions and rewards
               have in addition to the specs. A game has one such axis, of its seats.
-          levels: number of levels that actions choose among, see `rlstack.specs.levels`; 0 for an
+          levels: number of levels that actions choose among, see `rlstack.specs`; 0 for an
             environment that draws its episodes by itself.
 
         Raises:
@@ -333,6 +333,39 @@ class BatchedEnv:
 
     def _error(self, rule: str, came: Any) -> EnvError:
         return EnvError(f"JAX environment {type(self._env).__name__}: {rule}; got {came}.")
+
+
+class ChangedRewards:
+    """An environment or game whose rewards are scaled and noisy; all else is as in the original.
+
+    The wrappers RewardScale and RewardNoise of bsuite (Osband et al. 2020,
+    https://arxiv.org/abs/1908.03568) in one.
+    """
+
+    def __init__(
+        self, env: Any, reward_noise: Array | float = 0.0, reward_scale: Array | float = 1.0
+    ) -> None:
+        """Stores the environment.
+
+        Args:
+          env: the environment.
+          reward_noise: the standard deviation of normal noise, drawn for each reward.
+          reward_scale: the factor of rewards, before noise is added.
+        """
+        self._env, self._noise, self._scale = env, reward_noise, reward_scale
+
+    def __getattr__(self, name: str) -> Any:
+        if "_env" not in vars(self):  # while it is copied
+            raise AttributeError(name)
+        return getattr(self._env, name)
+
+    def step(self, rng_key: PRNGKey, state: PyTree, action: PyTree) -> Any:
+        """Takes an action, or in a game those of all seats."""
+        key, noise_key = jax.random.split(rng_key)
+        outcome = self._env.step(key, state, action)
+        reward = jnp.asarray(outcome.reward, jnp.float32)
+        noise = self._noise * jax.random.normal(noise_key, reward.shape)
+        return outcome._replace(reward=self._scale * reward + noise)
 
 
 def step_types(over: Array, ends: Array) -> Array:

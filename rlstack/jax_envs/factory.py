@@ -8,9 +8,8 @@ from typing import Any
 from rlstack.checks import WrongKindError
 from rlstack.envs.seats.showing import JOINT
 from rlstack.imports.versions import PREFIXED
-from rlstack.jax_envs.environment import BatchedEnv, JaxEnv
-from rlstack.jax_envs.game import BatchedGame, JaxGame, is_game
-from rlstack.jax_envs.joint import JointGame
+from rlstack.jax_envs.environment import BatchedEnv, ChangedRewards, JaxEnv
+from rlstack.jax_envs.game import BatchedGame, JaxGame, JointGame, is_game
 from rlstack.jax_envs.showing import SHOWN, showing
 from rlstack.references import import_named, load_object
 
@@ -69,7 +68,7 @@ def make_batch(
     With ``levels``, actions choose among so many levels, see `BatchedEnv`.
 
     All have two more options, ``reward_noise`` and ``reward_scale`` of
-    `rlstack.jax_envs.rewards.ChangedRewards`. Games of several seats have another three:
+    `rlstack.jax_envs.environment.ChangedRewards`. Games of several seats have another three:
     ``seat_index`` and ``critic_state`` of `rlstack.jax_envs.showing.showing`, and ``joint``, with
     which a row is a game.
 
@@ -82,8 +81,6 @@ def make_batch(
     rewards = {name: options.pop(name) for name in _REWARDS if name in options}
     env: Any = make_jax_env(name_or_builder, options)
     if rewards:
-        from rlstack.jax_envs.rewards import ChangedRewards
-
         env = ChangedRewards(env, **rewards)
     if is_game(env):
         if levels:

@@ -23,7 +23,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointWriteError",
     "DamagedError",
+    "copy_parts",
     "latest",
     "newest_intact",
     "paths",
@@ -281,6 +282,46 @@ def restore(
         for (number, leaf), like in zip(saved.items(), likes, strict=True)
     ]
     return jax.tree_util.tree_unflatten(treedef, found)
+
+
+def copy_parts(
+    path: Path, source: Path, parts: Sequence[str], before_rename: Callable[[], None] | None = None
+) -> Path:
+    """Copies some parts of the leaves of one checkpoint into a copy of another one.
+
+    It is a newer checkpoint of the same step, with the same metadata; `path` stays as it is.
+
+    Args:
+      path: a checkpoint.
+      source: another one.
+      parts: the beginnings of the paths of the leaves to copy, such as ``['learner']['params']``.
+      before_rename: see `save`.
+
+    Returns:
+      The path of the new checkpoint.
+
+    Raises:
+      DamagedError: one of the two checkpoints cannot be read.
+      CheckpointError: the leaves differ in their structure, shapes or dtypes.
+      CheckpointWriteError: the file system refuses the write.
+    """
+    path, source = path.absolute(), source.absolute()
+    record = checkpoint_record.read(path, "copy_parts")
+    leaves = checkpoint_record.leaves_of(record)
+    others = checkpoint_record.leaves_of(checkpoint_record.read(source, "copy_parts"))
+    begin = tuple(parts)
+    mine = {number: leaf for number, leaf in leaves.items() if leaf.path.startswith(begin)}
+    theirs = {number: leaf for number, leaf in others.items() if leaf.path.startswith(begin)}
+    check_same(source, list(mine.values()), list(theirs.values()))
+    rest = {number: leaf for number, leaf in leaves.items() if number not in mine}
+    arrays = read_arrays(path, rest, "copy_parts")
+    copied = read_arrays(source, theirs, "copy_parts")
+    for number, (other, leaf) in zip(mine, theirs.items(), strict=True):
+        leaves[number] = leaf
+        if other in copied:
+            arrays[number] = copied[other]
+    text = checkpoint_record.encode(record["step"], list(leaves.values()), record["metadata"])
+    return publish(path.parent, record["step"], text, arrays, before_rename)
 
 
 def _record(path: Path, where: str) -> dict[str, Any]:

@@ -10,12 +10,7 @@ from dm_env import specs
 
 from rlstack.agents.bc import BC, BCConfig, BCOutput
 from rlstack.agents.fixed import Random, RandomConfig, Scripted, ScriptedConfig, no_network
-from rlstack.agents.rules import (
-    balance_cartpole,
-    count_beans,
-    jump_to_high_ground,
-    push_with_velocity,
-)
+from rlstack.agents.rules import balance_cartpole, jump_to_high_ground, push_with_velocity
 from rlstack.envs import SyncEnv
 from rlstack.exploration import Greedy, Sample
 from rlstack.networks import Network, NetworkConfig
@@ -259,10 +254,7 @@ def test_every_kind_of_action_has_a_setting():
     assert kinds == {str(spec) for spec in (ONE_OF_4, SEVERAL, REAL, STRUCTURED)}
 
 
-@pytest.mark.parametrize(
-    ("game", "rule"), [("Count", count_beans), ("FloorIsLava", jump_to_high_ground)]
-)
-def test_rules_of_entity_games_are_always_right(game, rule):
-    with SyncEnv(f"rlstack.entity.games:{game}", 64, seed=1) as env:
-        timestep = env.step(jax.tree.map(np.asarray, rule(env.reset().observation)))
+def test_the_rule_of_an_entity_game_is_always_right():
+    with SyncEnv("rlstack.entity.games:FloorIsLava", 64, seed=1) as env:
+        timestep = env.step(jax.tree.map(np.asarray, jump_to_high_ground(env.reset().observation)))
     assert timestep.last().all() and (timestep.reward == 1.0).all()

@@ -376,28 +376,6 @@ def test_a_replayed_sequence_gives_the_actors_own_outputs():
     replay.close()
 
 
-@pytest.mark.slow
-@pytest.mark.chosen
-@pytest.mark.parametrize("config", [{"target_period": 2}, {"target_rate": 0.25}])
-def test_the_target_follows_by_period_or_by_rate(config):
-    agent = make(**config)
-    params = jax.tree.map(jnp.asarray, ONLINE)
-    state = agent.initial_learner_state(jax.random.PRNGKey(0), params)
-    target, batch = params, make_batch(STEP_TYPES)
-    compute, learn = quick_jit(agent.compute_gradients), quick_jit(agent.learner_step)
-    for update in range(1, 4):
-        grads, _ = compute(params, state, batch)
-        expected = jax.tree.map(lambda x, g: x - 0.5 * g, params, grads)
-        params, state, output = learn(params, state, batch)
-        assert_close(params, expected)
-        if "target_rate" in config:
-            target = jax.tree.map(lambda x, y: 0.75 * x + 0.25 * y, target, params)
-        elif update == 2:
-            target = params
-        assert_close(state.target_params, target)
-        assert state.num_updates == update and output.priorities.shape == (5,)
-
-
 def test_a_weight_scales_its_items_gradient():
     gradient = quick_jit(jax.grad(make().loss, has_aux=True))
 

@@ -8,8 +8,7 @@ import pytest
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.jax_envs.cover import Cover, CoverState
 from rlstack.jax_envs.factory import make_batch
-from rlstack.jax_envs.game import BatchedGame
-from rlstack.jax_envs.joint import JointGame
+from rlstack.jax_envs.game import BatchedGame, JointGame
 from rlstack.jax_envs.two_step import TwoStep
 from rlstack.types import StepType
 from tests.agent_cases import quick_jit

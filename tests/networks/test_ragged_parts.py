@@ -1,4 +1,7 @@
-"""Relative positions, translation, pools and statistics of entities, against slow plain Python."""
+"""Relative positions, translation, pools and statistics of entities, against slow plain Python.
+
+Also names: types and actions may have any, but modules may not.
+"""
 
 import dataclasses
 import itertools
@@ -11,6 +14,7 @@ import numpy as np
 import pytest
 
 from rlstack.entity import Categorical, EntityType, ObsSpace
+from rlstack.entity.games import MineSweeper
 from rlstack.entity.padded import PaddedCodec
 from rlstack.networks import (
     RaggedTransformerConfig,
@@ -19,7 +23,7 @@ from rlstack.networks import (
     ragged_transformer,
 )
 from rlstack.networks.ragged.blocks import Pool, TokenRows
-from rlstack.networks.ragged.entity_layout import read_layout
+from rlstack.networks.ragged.entity_layout import module_names, read_layout
 from rlstack.networks.ragged.geometry import Poses
 from rlstack.networks.ragged.relative_positions import RelativePositions, buckets, displacements
 from rlstack.networks.ragged.translation import translated
@@ -249,3 +253,25 @@ def test_statistics_are_by_type_and_over_real_entities():
     assert np.abs(shown["features"]["Ship"]).max() == 1.0  # clipped
     first = np.asarray(shown["features"]["Rock"])[..., 0]
     np.testing.assert_allclose(first, 0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["Robot", "__global__", "x2"], ["Robot", "__global__", "x2"]),
+        (["Orbital Cannon"], ["Orbital_Cannon"]),
+        (["a b", "a-b", "a_b"], ["a_b_", "a_b__", "a_b"]),
+        (["2nd", "", "\u00e4"], ["_2nd", "_", "__"]),
+    ],
+)
+def test_names_become_identifiers_that_differ(names, expected):
+    found = module_names(names)
+    assert [found[name] for name in names] == expected
+
+
+def test_the_orbital_cannon_has_modules_of_its_own():
+    env = MineSweeper(orbital_cannon=True)
+    network = ragged_transformer(env.observation_spec(), env.action_spec())
+    modules = jax.eval_shape(network.init, jax.random.PRNGKey(0))
+    ends = {name.rsplit("/", 1)[-1] for name in modules}
+    assert {"Orbital_Cannon_linear", "policy_head_Fire_Orbital_Cannon_query"} <= ends

@@ -18,7 +18,7 @@ from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.networks.base import dummy_timestep
 from rlstack.programs.build.agent import make_agent
 from rlstack.programs.config.presets import preset
-from rlstack.specs.bounds import has_finite_bounds, with_open_bounds
+from rlstack.specs import has_finite_bounds, with_open_bounds
 from rlstack.types import EnvSpec
 from tests.jax_envs.toy import PointMass
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlstack.families.frozen import Frozen, FrozenParams
+from rlstack.families.wrapped import Frozen, FrozenParams
 from rlstack.fused.acting import Actors
 from rlstack.fused.history import HistoryActors, VersionTable
 from rlstack.fused.loop import LoopState

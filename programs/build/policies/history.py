@@ -13,7 +13,7 @@ from rlstack.acting.inference import Inference
 from rlstack.acting.inferencer import Inferencer
 from rlstack.agent import Agent
 from rlstack.configs.acting import InferencerConfig
-from rlstack.families.frozen import Frozen, FrozenParams
+from rlstack.families.wrapped import Frozen, FrozenParams
 from rlstack.programs.build.agent import make_agent
 from rlstack.programs.build.player import Player, learning_player
 from rlstack.programs.build.policies.members import Division, Member

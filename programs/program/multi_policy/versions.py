@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from rlstack.acting.on_host import OnHost
+from rlstack.acting.packing import OnHost
 from rlstack.agent import Agent
 from rlstack.programs.build.agent import make_agent
 from rlstack.programs.build.policies.members import Member

@@ -2,6 +2,6 @@
 
 `suites` reads the tables of the folder ``suites/``, one for each suite. `runs` trains the tasks of
 a suite as studies, `records` keeps their scores in small files, `page` makes a page of them, and
-`watch` compares them with recorded bands. Of bsuite, `scores` scores whole trainings, and
-`experiments` makes the part of the page that has these scores.
+`watch` compares them with recorded bands. `bsuite` scores whole trainings of bsuite,
+and makes the part of the page that has these scores.
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rlstack.programs.study.benchmark import experiments
+from rlstack.programs.study.benchmark import bsuite
 from rlstack.programs.study.benchmark.records import Record, with_ranges
 from rlstack.programs.study.benchmark.suites import Reference, Suite
 from rlstack.programs.study.benchmark.watch import Found, compare
@@ -65,7 +65,7 @@ def pages(suite: Suite, records: Sequence[Record]) -> dict[str, str]:
     }
     drawn: dict[str, charts.Drawn]
     if suite.tags:
-        parts, drawn = experiments.sections(suite, records)
+        parts, drawn = bsuite.sections(suite, records)
         parts = [_head(suite, records), *_warned(_missing(suite, records)), *parts]
     else:
         parts, drawn = _of_returns(suite, records, methods, groups)

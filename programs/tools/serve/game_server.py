@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 
 from rlstack.checks import EnvError
 from rlstack.entity.environment import Actions
-from rlstack.entity.inverted.errors import GameLost
-from rlstack.entity.inverted.game import ScoredObservation
+from rlstack.entity.inverted.game import GameLost, ScoredObservation
 from rlstack.entity.inverted.hellos import Caller
 from rlstack.entity.inverted.listener import Listener
 from rlstack.entity.inverted.messages import Hello, MessageCodec, read_hello

@@ -21,8 +21,7 @@ from rlstack.programs.session.metrics.processes import NodeProcess
 from rlstack.programs.session.run_dir import RunDir, RunDirError, fetched, option_values
 from rlstack.programs.tools.charts import Curve, Lines, curves_figure
 from rlstack.programs.tools.status.curves import Curves
-from rlstack.programs.tools.status.node_rows import NodeRow, NodeRows
-from rlstack.programs.tools.status.runs import RunReader, RunStatus, find_runs
+from rlstack.programs.tools.status.runs import NodeRow, NodeRows, RunReader, RunStatus, find_runs
 
 Json = dict[str, Any]
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from rlstack.programs.session.metrics import processes
 from rlstack.programs.session.metrics.processes import NodeProcess
 from rlstack.programs.session.run_dir import RunDir
-from rlstack.programs.tools.status.node_rows import NodeRows
-from rlstack.programs.tools.status.runs import RunReader, RunStatus, find_runs
+from rlstack.programs.tools.status.runs import NodeRows, RunReader, RunStatus, find_runs
 
 if TYPE_CHECKING:
     from rich.console import Console, Group

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlstack.entity.board import grid
-from rlstack.entity.environment import Actions, CategoricalMask, Observation
+from rlstack.entity.environment import Actions, CategoricalMask, Observation, grid
 from rlstack.entity.spaces import ActionSpace, Categorical, EntityType, ObsSpace
 
 DIRECTIONS = {

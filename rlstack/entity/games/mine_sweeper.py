@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rlstack.entity.board import grid
 from rlstack.entity.environment import (
     ActionMask,
     Actions,
     CategoricalMask,
     Observation,
     SelectEntityMask,
+    grid,
 )
 from rlstack.entity.errors import require_in_range
 from rlstack.entity.spaces import ActionSpace, Categorical, EntityType, ObsSpace, SelectEntity

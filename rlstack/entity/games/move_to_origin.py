@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 
-from rlstack.entity.board import grid
-from rlstack.entity.environment import Actions, CategoricalMask, Observation
+from rlstack.entity.environment import Actions, CategoricalMask, Observation, grid
 from rlstack.entity.errors import require_in_range
 from rlstack.entity.spaces import ActionSpace, Categorical, EntityType, ObsSpace
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlstack.entity.board import grid
-from rlstack.entity.environment import Actions, GlobalCategoricalMask, Observation
+from rlstack.entity.environment import Actions, GlobalCategoricalMask, Observation, grid
 from rlstack.entity.errors import require_in_range
 from rlstack.entity.spaces import ActionSpace, EntityType, GlobalCategorical, ObsSpace
 

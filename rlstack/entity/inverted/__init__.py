@@ -7,11 +7,14 @@ as the environments of a pool. docs/game_protocol.md describes how games in othe
 """
 
 from rlstack.entity.inverted.builders import PythonGame, SocketGame
-from rlstack.entity.inverted.errors import GameClosed, GameError, GameLost, GameTimeout
 from rlstack.entity.inverted.game import (
     EnvironmentGame,
     Game,
     GameAgent,
+    GameClosed,
+    GameError,
+    GameLost,
+    GameTimeout,
     RandomAgent,
     ScoredObservation,
     act_all,

@@ -18,8 +18,7 @@ import numpy as np
 
 from rlstack.entity.adapter import EntityEnv
 from rlstack.entity.environment import Actions, Observation
-from rlstack.entity.inverted.errors import GameLost
-from rlstack.entity.inverted.game import Game
+from rlstack.entity.inverted.game import Game, GameLost
 from rlstack.entity.inverted.loop import GameLoop, Shown
 from rlstack.entity.inverted.remote_game import SEND_TIMEOUT, START_TIMEOUT, RemoteGame
 from rlstack.entity.inverted.shared_game import Limits, SharedGame

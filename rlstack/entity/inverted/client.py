@@ -19,8 +19,7 @@ from typing import Any
 
 from rlstack.entity.environment import Actions
 from rlstack.entity.inverted import wire
-from rlstack.entity.inverted.errors import GameError
-from rlstack.entity.inverted.game import Game, GroupAgent, ScoredObservation
+from rlstack.entity.inverted.game import Game, GameError, GroupAgent, ScoredObservation
 from rlstack.entity.inverted.listener import connect
 from rlstack.entity.inverted.messages import Hello, MessageCodec, write_hello
 from rlstack.entity.inverted.wire import Kind, Writer

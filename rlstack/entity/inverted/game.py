@@ -1,4 +1,4 @@
-"""The interfaces of games that own their loop and of their agents; random agents."""
+"""The interfaces of games that own their loop and of their agents; errors; random agents."""
 
 from __future__ import annotations
 
@@ -11,6 +11,26 @@ import numpy as np
 from rlstack.entity.environment import Actions, Environment, Observation
 from rlstack.entity.padded import PaddedCodec
 from rlstack.entity.spaces import ActionSpace, ObsSpace
+
+
+class GameError(RuntimeError):
+    """The game failed. The exception that it raised is chained."""
+
+
+class GameLost(GameError):  # noqa: N818 (the message has the error)
+    """The connection to the game is lost, or the game no longer follows the protocol.
+
+    Its episodes end as truncated, and the game is started again. Raised by a game, or by the proxy
+    of a game that runs in another process.
+    """
+
+
+class GameTimeout(GameError):  # noqa: N818
+    """The game, or an agent that the game waited for, took too long."""
+
+
+class GameClosed(GameError):  # noqa: N818
+    """The environment was closed during a wait."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,8 +17,13 @@ from typing import NamedTuple
 from rlstack.checks import EnvError
 from rlstack.entity.environment import Actions, Observation
 from rlstack.entity.errors import refuse
-from rlstack.entity.inverted.errors import GameClosed, GameTimeout
-from rlstack.entity.inverted.game import Game, GroupAgent, ScoredObservation
+from rlstack.entity.inverted.game import (
+    Game,
+    GameClosed,
+    GameTimeout,
+    GroupAgent,
+    ScoredObservation,
+)
 
 _FIELDS = [field.name for field in dataclasses.fields(Observation)]
 

@@ -21,8 +21,7 @@ from collections.abc import Callable, Sequence
 from rlstack.checks import EnvError
 from rlstack.entity.environment import Actions
 from rlstack.entity.inverted import guard, wire
-from rlstack.entity.inverted.errors import GameError, GameLost
-from rlstack.entity.inverted.game import GameAgent, ScoredObservation, act_all
+from rlstack.entity.inverted.game import GameAgent, GameError, GameLost, ScoredObservation, act_all
 from rlstack.entity.inverted.listener import Listener, close_listener, open_listener
 from rlstack.entity.inverted.messages import Hello, MessageCodec, read_hello
 from rlstack.entity.inverted.wire import Kind, Reader, WireError, Writer

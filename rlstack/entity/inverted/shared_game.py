@@ -9,8 +9,7 @@ import threading
 import weakref
 
 from rlstack.checks import EnvError
-from rlstack.entity.inverted.errors import GameClosed, GameError, GameLost
-from rlstack.entity.inverted.game import Game
+from rlstack.entity.inverted.game import Game, GameClosed, GameError, GameLost
 from rlstack.entity.inverted.loop import GameLoop
 from rlstack.entity.validator import Validator
 from rlstack.envs.process.restarts import RestartLimit

@@ -1,4 +1,4 @@
-"""The transformer's blocks, over rows of tokens of one or of several environments."""
+"""The transformer's blocks and layer norm, over rows of tokens of one or several environments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from jax import Array
 
 from rlstack.configs.entities import Pooling, RaggedTransformerConfig
 from rlstack.networks.layers.linear import Linear
-from rlstack.networks.ragged.embedding import layer_norm
 from rlstack.networks.ragged.relative_positions import PairCodes
 
 _MASKED = -1e9  # the logit of a masked token; finite, so that a fully masked row is not NaN
@@ -121,6 +120,11 @@ class Pool(hk.Module):
             largest = jnp.where(mask[..., None], x[:, None], -jnp.inf).max(axis=2)
             pooled.append(jnp.where(mask.any(-1, keepdims=True), largest, 0.0))
         return Linear(self._d_model, w_init=init, name="after")(jnp.concatenate(pooled, axis=-1))
+
+
+def layer_norm(name: str) -> hk.LayerNorm:
+    """Makes a layer norm over the last axis."""
+    return hk.LayerNorm(axis=-1, create_scale=True, create_offset=True, name=name)
 
 
 def _linear(size: int, name: str) -> Linear:

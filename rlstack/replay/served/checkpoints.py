@@ -3,18 +3,28 @@
 A server writes into a directory of its own, `written`, which is empty before each checkpoint; each
 is then moved out of it and gets a number. Reverb names a checkpoint by the wall clock, and keeps
 and loads the one with the last name. When the clock goes back, it would delete the new one.
+
+A table's checkpoint is files, each array in one of them, so that no copy of all is needed.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Collection
 from pathlib import Path
 
+import jax
+import numpy as np
+
+from rlstack.types import PyTree
+
 WRITTEN = "written"
 DONE = "DONE"  # a server writes this file last
 _NUMBERED = re.compile(r"checkpoint_(\d{9,})")
+_TABLE = "table.json"
+_TABLE_VERSION = 1
 
 
 class ReplayCheckpointError(OSError):
@@ -88,3 +98,71 @@ def keep_only(directory: Path, names: Collection[str], *, unnumbered_too: bool) 
     for path in [*numbered(directory), *others]:
         if path.name not in names:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def is_table(path: Path) -> bool:
+    """Whether a replay's checkpoint is of a table, and not of a Reverb server."""
+    return (path / _TABLE).is_file()
+
+
+def write_table(directory: Path, layout: str, tree: PyTree) -> Path:
+    """Writes a numbered checkpoint next to the earlier ones; returns its path.
+
+    Args:
+      directory: the directory of the checkpoints.
+      layout: the layout of the table.
+      tree: the table's state, a pytree of arrays.
+
+    Raises:
+      ReplayCheckpointError: the file system refuses it; earlier checkpoints are intact.
+    """
+    folder = None
+    try:
+        folder = prepare(directory) / "table"
+        folder.mkdir()
+        leaves = jax.tree_util.tree_leaves(tree)
+        for index, leaf in enumerate(leaves):
+            np.save(folder / _array_name(index), np.asarray(leaf), allow_pickle=False)
+        about = {"version": _TABLE_VERSION, "layout": layout, "arrays": len(leaves)}
+        (folder / _TABLE).write_text(json.dumps(about))
+        (folder / DONE).touch()
+        return take(directory, folder)
+    except OSError as error:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise ReplayCheckpointError(
+            f"ReplayService.checkpoint: a checkpoint could not be written in {directory}: {error}. "
+            "Free space there (df) or make it writable. Earlier checkpoints are intact."
+        ) from error
+
+
+def read_table(path: Path, layout: str, like: PyTree) -> PyTree:
+    """Reads a checkpoint.
+
+    Args:
+      path: the path of the checkpoint.
+      layout: the layout of the table that loads the checkpoint.
+      like: the state of an empty table of this layout.
+
+    Raises:
+      ValueError: the path is not a complete checkpoint of such a table.
+    """
+    treedef = jax.tree_util.tree_structure(like)
+    try:
+        about = json.loads((path / _TABLE).read_text())
+        found = about["version"], about["layout"], about["arrays"]
+        wanted = _TABLE_VERSION, layout, treedef.num_leaves
+        if found != wanted:
+            raise ValueError(f"it must be {wanted}; got {found}. Resume with the same config")
+        leaves = [
+            np.load(path / _array_name(i), allow_pickle=False) for i in range(treedef.num_leaves)
+        ]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"ReplayService: {path} is no checkpoint of this table: {error}."
+        ) from error
+    return treedef.unflatten(leaves)
+
+
+def _array_name(index: int) -> str:
+    return f"{index:04d}.npy"

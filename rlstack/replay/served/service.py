@@ -18,7 +18,7 @@ import numpy as np
 
 from rlstack.configs.replay import ReplayConfig
 from rlstack.replay.base import ReplayClosedError, ReplayTimeoutError
-from rlstack.replay.served import table_files
+from rlstack.replay.served import checkpoints
 from rlstack.replay.shared_memory import SharedMemReplayBuffer, SharedMemWriter
 from rlstack.rpc import remote
 from rlstack.types import Logs, PyTree, Transition
@@ -79,7 +79,7 @@ class ReplayService:
         )
         if start_from is not None:
             target = self._buffer.save()
-            self._buffer.load(table_files.read(Path(start_from), self._layout, target))
+            self._buffer.load(checkpoints.read_table(Path(start_from), self._layout, target))
         self._sessions = Sessions(self._buffer, num_envs)
 
     # Writing.
@@ -230,7 +230,7 @@ class ReplayService:
                 "none."
             )
         self._hear(news)
-        return str(table_files.write(self._directory, self._layout, self._buffer.save()))
+        return str(checkpoints.write_table(self._directory, self._layout, self._buffer.save()))
 
     # For a service with one user.
 

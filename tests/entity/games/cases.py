@@ -1,7 +1,7 @@
 """Helpers for the tests of the games' rules."""
 
 from rlstack.entity.games import GAMES
-from rlstack.entity.policies import as_actions
+from rlstack.entity.scripted import as_actions
 
 
 def make(name, **options):

@@ -4,7 +4,7 @@ from collections import deque
 
 import pytest
 
-from rlstack.entity.policies import legal_choices
+from rlstack.entity.scripted import legal_choices
 from tests.entity.games.cases import act, make
 
 FIRE = "Fire Orbital Cannon"

@@ -7,7 +7,7 @@ import pytest
 
 from rlstack.entity import scripted as s
 from rlstack.entity.games import GAMES
-from rlstack.entity.policies import RandomPolicy, play
+from rlstack.entity.scripted import RandomPolicy, play
 
 
 def returns(name, rule, episodes, seed=1, **options):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from rlstack.entity.games import GAMES
-from rlstack.entity.policies import RandomPolicy, as_actions, legal_choices, play
-from rlstack.entity.scripted import SCRIPTED_POLICIES
+from rlstack.entity.scripted import SCRIPTED_POLICIES, RandomPolicy, as_actions, legal_choices, play
 from tests.entity.games.cases import act, make
 
 

@@ -1,4 +1,4 @@
-"""What ends training, and loggers of the user's own, in a single process."""
+"""What ends training, and loggers of the user's own."""
 
 import dataclasses
 import io
@@ -14,7 +14,7 @@ from rlstack.programs.run import train
 from rlstack.programs.session.own_loggers import own_loggers
 from rlstack.programs.session.stopping import RETURN, StopRules, spent_budget
 from tests.programs.hooks import own
-from tests.programs.running import metrics, ppo, series
+from tests.programs.running import metrics, nothing_left, ppo, run, series
 
 OWN = "tests.programs.hooks.own"
 
@@ -170,3 +170,14 @@ def test_hooks_that_do_not_fit_are_refused_before_anything_starts(tmp_path, chan
 def test_rules_on_evaluations_need_evaluations():
     with pytest.raises(ValueError, match=r"evaluator\.period must be positive"):
         ppo("single_process", stop=StopConfig(patience=3))
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.timeout(120, method="thread")
+@pytest.mark.parametrize("pacing", ["asynchronous", "lock_step"])
+def test_a_program_makes_exactly_its_updates(tmp_path, pacing):
+    experiment = ppo("heavy_env", frames=10**6, updates=5, program={"pacing": pacing})
+    with nothing_left():
+        result = run(experiment, tmp_path / "run")
+    assert (result.learner_steps, result.ended_by) == (5, "updates")

@@ -11,7 +11,7 @@ from rlstack.programs.build.policies.history import VersionedInferencer
 from rlstack.programs.build.policies.versions import Versions
 from rlstack.programs.config.member_config import HistoryConfig
 from tests.agent_cases import FIRST, MID, random_timesteps
-from tests.families.test_frozen import Telling
+from tests.families.test_wrapped import Telling
 
 CFG = HistoryConfig(of="learner", period=10, max_versions=4)
 

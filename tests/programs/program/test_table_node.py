@@ -9,7 +9,7 @@ import pytest
 from rlstack.programs.config.encoding import from_json, to_json
 from rlstack.programs.config.presets import preset
 from rlstack.programs.program.topologies import graph_of
-from rlstack.replay.served import ReplayService, checkpoints, table_files
+from rlstack.replay.served import ReplayService, checkpoints
 from tests.programs.launched import FAST, Launched
 from tests.programs.running import dqn, failures, nothing_left, params, ppo, r2d2, run, same, series
 
@@ -120,7 +120,7 @@ def test_a_killed_node_ends_the_program_which_resumes_with_its_replay(tmp_path, 
         assert left == []
         assert f"node {name} failed: killed by SIGKILL" in program.stderr[-1500:]
         saved = program.saved_frames()
-    assert all(map(table_files.is_table, checkpoints.numbered(run_dir / "replay")))
+    assert all(map(checkpoints.is_table, checkpoints.numbered(run_dir / "replay")))
     before = len(series(run_dir, "replay/inserts"))
     with Launched(run_dir, "--resume", run_dir, "--frames", saved + 4000) as program:
         code, left = program.end(120)

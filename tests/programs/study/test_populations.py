@@ -24,7 +24,7 @@ from rlstack.programs.study.executors import Work
 from rlstack.programs.study.pbt import Copy, Lineage
 from rlstack.programs.study.space import Range, draw
 from rlstack.programs.study.study import FailedTrialsError, PbtConfig, Study, read
-from rlstack.storage import checkpoint, checkpoint_parts
+from rlstack.storage import checkpoint
 from tests.fused.test_fused_run import dqn, ppo
 from tests.programs.running import metrics, nothing_left, params
 
@@ -133,7 +133,7 @@ def test_a_part_of_a_checkpoint_is_copied(tmp_path):
     mine = checkpoint.save(tmp_path / "a", 5, tree(1.0), {"env_frames": 5})
     theirs = checkpoint.save(tmp_path / "b", 6, tree(2.0), {"env_frames": 6})
     parts = ("['learner']['params']", "['learner']['learner_state']")
-    made = checkpoint_parts.copy(mine, theirs, parts)
+    made = checkpoint.copy_parts(mine, theirs, parts)
     assert checkpoint.latest(tmp_path / "a") == made
     found = checkpoint.restore(made, tree(0.0))
     assert found["learner"]["params"]["w"].tolist() == [2.0] * 3
@@ -142,7 +142,7 @@ def test_a_part_of_a_checkpoint_is_copied(tmp_path):
     assert checkpoint.read_metadata(made)["env_frames"] == 5
     other = checkpoint.save(tmp_path / "b", 7, {"learner": {"params": np.zeros(4)}}, {})
     with pytest.raises(checkpoint.CheckpointError, match="structure, shapes and dtypes"):
-        checkpoint_parts.copy(mine, other, parts)
+        checkpoint.copy_parts(mine, other, parts)
 
 
 @pytest.fixture(scope="module")

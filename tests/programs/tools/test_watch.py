@@ -11,9 +11,8 @@ from rich.console import Console
 
 from rlstack.programs.__main__ import main
 from rlstack.programs.build.policies.policy import load
-from rlstack.programs.pictures.drawing import Drawer
 from rlstack.programs.pictures.scene import bars_of
-from rlstack.programs.pictures.screen import open_screen
+from rlstack.programs.pictures.screen import Drawer, open_screen
 from rlstack.programs.pictures.stage import Stage
 from rlstack.programs.pictures.watch import watch
 from tests.programs import running

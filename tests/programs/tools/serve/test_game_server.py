@@ -14,8 +14,7 @@ import pytest
 
 from rlstack.entity.inverted import wire
 from rlstack.entity.inverted.client import Connection
-from rlstack.entity.inverted.errors import GameError
-from rlstack.entity.inverted.game import GroupAgent
+from rlstack.entity.inverted.game import GameError, GroupAgent
 from rlstack.entity.spaces import EntityType, ObsSpace
 from rlstack.programs.tools.game_agent import team_from_run
 from rlstack.programs.tools.serve import game_server

@@ -378,9 +378,3 @@ def test_errors_of_the_command_are_one_line(runs, capsys, monkeypatch):
 
 def forbidden(_):
     raise PermissionError(13, "Permission denied")
-
-
-def test_the_command_does_not_import_jax():
-    code = "import sys; from rlstack.programs.cli import status; print('jax' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
-    assert done.stdout == "False\n", done.stderr

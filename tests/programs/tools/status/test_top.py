@@ -11,8 +11,7 @@ from rich.console import Console
 from rlstack.programs.cli import status as cli
 from rlstack.programs.session.metrics import processes
 from rlstack.programs.session.run_dir import RunDir, RunDirError
-from rlstack.programs.tools.status.node_rows import NodeRows
-from rlstack.programs.tools.status.runs import STATES, RunReader, find_runs
+from rlstack.programs.tools.status.runs import STATES, NodeRows, RunReader, find_runs
 from rlstack.programs.tools.status.top import Top, show
 from tests.programs.launched import FAST, Launched
 from tests.programs.tools.status.dashboards import FOREIGN

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from rlstack.programs.study.benchmark import experiments, page, records, runs, scores, suites
+from rlstack.programs.study.benchmark import bsuite, page, records, runs, suites
 from rlstack.programs.study.benchmark.records import Record, TaskRecord
 from rlstack.programs.study.benchmark.suites import Score, Task
 from rlstack.programs.tools import charts
@@ -29,7 +29,7 @@ def run(values=None, episodes=(100.0, 1_000.0), **means):
 
 
 def score(rule, found, episodes=1_000, **more):
-    return scores.score(Task("a", "A-v1", episodes=episodes, score=Score(rule, **more)), found)
+    return bsuite.score(Task("a", "A-v1", episodes=episodes, score=Score(rule, **more)), found)
 
 
 def test_the_settings_are_those_of_bsuite():
@@ -161,7 +161,7 @@ def test_the_scores_are_those_of_bsuites_analysis(monkeypatch):
                 **settings,
             }))  # fmt: skip
         wanted = analysis.score(pandas.concat(frames, ignore_index=True))
-        assert scores.score(task, ours) == pytest.approx(wanted, abs=1e-9), task.name
+        assert bsuite.score(task, ours) == pytest.approx(wanted, abs=1e-9), task.name
 
 
 def line(episodes, mean, regret, solved=0.0):
@@ -214,7 +214,7 @@ def test_a_page_has_scores_by_tag_and_a_chart(tmp_path):
     names = [x.text for x in svg.iter("{http://www.w3.org/2000/svg}title")]
     assert names[1] == "ppo: basic 0.65, memory 0.67, credit assignment 0.50"
     short = dataclasses.replace(TASKS["bandit"], episodes=20_000)
-    assert experiments._runs(short, one) == "(3; 10,000 episodes)"
+    assert bsuite._runs(short, one) == "(3; 10,000 episodes)"
     text = page.pages(SUITE, [record("ppo", {"mountain_car": [100] * 3})])["bsuite.md"]
     assert "ppo has at most 300,000 frames a run, fewer than the benchmark" in text
     assert "--settings few --budget 300000 --out" in text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlstack.replay.served import ReplayService, ServedReplayBuffer, checkpoints, table_files
+from rlstack.replay.served import ReplayService, ServedReplayBuffer, checkpoints
 from tests.replay.replay_model import SPEC, config, drawn, feed
 from tests.replay.served.backend import Caller
 
@@ -39,7 +39,7 @@ def test_checkpoints_are_numbered_and_the_last_ones_kept(tmp_path):
     feed(buffer, 2, 0, 9)
     paths = [buffer.checkpoint(keep=2) for _ in range(3)]
     assert [str(path) for path in checkpoints.numbered(tmp_path)] == paths[1:]
-    assert all(table_files.is_table(path) for path in checkpoints.numbered(tmp_path))
+    assert all(checkpoints.is_table(path) for path in checkpoints.numbered(tmp_path))
     assert checkpoints.is_complete(checkpoints.newest(tmp_path))
 
 
@@ -54,7 +54,7 @@ def test_what_cannot_be_written_is_removed_and_what_cannot_be_read_is_refused(
         def full(*_, **__):
             raise OSError(28, "No space left on device")
 
-        patch.setattr(table_files.np, "save", full)
+        patch.setattr(checkpoints.np, "save", full)
         with pytest.raises(checkpoints.ReplayCheckpointError, match=r"No space left.*intact"):
             buffer.checkpoint(keep=None)
     assert list((tmp_path / checkpoints.WRITTEN).iterdir()) == []

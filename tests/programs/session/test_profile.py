@@ -8,8 +8,7 @@ import time
 import pytest
 
 from rlstack.programs.run import train
-from rlstack.programs.session.profiling.profile import Profile, Updates
-from rlstack.programs.session.profiling.summary import bottleneck, summary
+from rlstack.programs.session.profile import Profile, Updates, bottleneck, summary
 from rlstack.programs.session.run_dir import RunDir
 from tests.programs import running
 
