@@ -43,9 +43,9 @@ class CQLConfig(SACConfig):
     """Number of frames with random actions at the start, in all environments together."""
     soft_targets: bool = False
     """Whether the critics' targets include the policy's entropy."""
-    policy_optimizer: OptimizerConfig | None = OptimizerConfig(learning_rate=1e-4)
+    policy_optimizer: OptimizerConfig | None = OptimizerConfig(learning_rate=1e-4, eps=1e-8)
     """Optimizer of the policy. None takes optimizer."""
-    temperature_optimizer: OptimizerConfig | None = OptimizerConfig(learning_rate=1e-4)
+    temperature_optimizer: OptimizerConfig | None = OptimizerConfig(learning_rate=1e-4, eps=1e-8)
     """Optimizer of the temperature's logarithm; None takes optimizer."""
     conservative_weight: float = 5.0
     """Alpha of equation 4, beside half the squared error: weight of the penalty on the values of

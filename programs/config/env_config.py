@@ -40,8 +40,8 @@ class EnvConfig(Checked):
     type: Literal["auto", "cpp", "for_loop", "thread", "process", "jax"] = "auto"
     """How environments are stepped: by EnvPool (cpp), a Python loop, threads or worker processes.
     auto is cpp for names that EnvPool has; otherwise for_loop, or thread if wait_num is set.
-    jax is for environments in JAX; the name is then an id of gymnax, "brax/NAME", or
-    "module:callable"."""
+    jax is for environments in JAX; the name is then an id of gymnax, "brax/NAME", "craftax/NAME",
+    "jaxmarl/NAME", or "module:callable"."""
     wait_num: int = 0
     """Number of environments in each batch of an asynchronous pool: the first ones to be ready.
     0 makes the pool synchronous: each batch has all environments."""

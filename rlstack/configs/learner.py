@@ -18,7 +18,7 @@ class LearnerConfig(Checked):
     processes: int = 1
     """Number of learner processes. Each learns from its share of the actors and of each batch, and
     their gradients are averaged. It must divide the batch size and the number of actors (topologies
-    of several nodes, with launch processes or ray)."""
+    of several nodes, with launch processes, ray or hosts)."""
     prefetch: Literal["auto", "on", "off"] = "auto"
     """Whether the next batch is drawn, and moved to the device, while an update runs. Priorities
     then reach the replay one batch later. auto: with an accelerator, except in a single process and
