@@ -134,7 +134,13 @@ class DreamerOutput(NamedTuple):
     """The outputs of acting that learning uses."""
 
     action: PyTree  # [B, *action], within the spec's bounds
-    before: Latent | tuple[()]  # the state before the step; () without write_back
+    before: Latent  # the state before the step
+
+
+class DreamerActions(NamedTuple):
+    """The outputs of acting without ``write_back``."""
+
+    action: PyTree  # [B, *action], within the spec's bounds
 
 
 class DreamerState(NamedTuple):
@@ -231,7 +237,7 @@ class Dreamer(Agent):
 
     def actor_step(
         self, rng_key: PRNGKey, params: DreamerParams, timestep: TimeStep, state: DreamerState
-    ) -> tuple[DreamerOutput, DreamerState]:
+    ) -> tuple[DreamerOutput | DreamerActions, DreamerState]:
         """Follows ``[B, ...]`` steps in the model, and chooses the actions."""
         latent_key, policy_key = jax.random.split(rng_key)
         states = self._acting(latent_key, params, timestep, state)
@@ -240,7 +246,8 @@ class Dreamer(Agent):
         action = jax.tree.map(self._from_unit, self.action_spec, unit)
         taken = action_features(self.action_spec, action)
         after = DreamerState(next_counts(state.counts, timestep), self._kept(states), taken)
-        return DreamerOutput(action, state.latent if self.cfg.write_back else ()), after
+        writes = self.cfg.write_back
+        return DreamerOutput(action, state.latent) if writes else DreamerActions(action), after
 
     def action_distribution(
         self, rng_key: PRNGKey, params: DreamerParams, timestep: TimeStep, state: DreamerState

@@ -68,6 +68,7 @@ class GAIL(SAC):
     """The agent; construct it as `rlstack.agent.Agent` says, with `policy_and_critic` networks."""
 
     cfg: GAILConfig
+    reads_rewards = False
 
     def __init__(self, cfg: GAILConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)

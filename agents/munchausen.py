@@ -42,6 +42,7 @@ class MunchausenConfig(QLearningConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.require("double", self.double, "left out: the policy's own values make the target")
         self.require("temperature", self.temperature > 0, "positive")
         self.require("bonus", 0 <= self.bonus <= 1, "in [0, 1]")
         self.require("bonus_clip", self.bonus_clip <= 0, "at most 0")

@@ -38,6 +38,7 @@ class SQIL(SAC):
     """The agent; construct it as `rlstack.agent.Agent` says, with `policy_and_critic` networks."""
 
     cfg: SQILConfig
+    reads_rewards = False
 
     def loss(
         self,

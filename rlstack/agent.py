@@ -113,6 +113,10 @@ class Agent(abc.ABC):
     # sampler draws all items alike, so programs refuse it.
     has_priorities: bool = False
 
+    # Whether it learns from the environment's rewards. Programs refuse to scale those that it
+    # ignores.
+    reads_rewards: bool = True
+
     # Whether `learner_step` returns new values of the steps in replay, `LearnerOutput.updates`.
     # Programs refuse such an agent where the replay cannot take them.
     writes_back: bool = False

@@ -75,7 +75,7 @@ def make_agent(
         raise ActionKindError(f"Environment {name_of(experiment.env.name)}: {error}") from error
     if after is not None and not greedy and _counts(agent):  # others see no counts in training
         agent = make(functools.partial(_after, policy, after))
-    trains = not (greedy or evaluating)
+    trains = not (greedy or evaluating) and after is None
     if trains:
         _check_for_training(experiment, agent)
         agent.check_extras(spec.extras)
@@ -137,6 +137,20 @@ def _check_for_training(experiment: Experiment, agent: Agent) -> None:
         )
     if agent.writes_back:
         _check_writing_back(experiment, name)
+    scaled = experiment.normalisation
+    if not agent.reads_rewards and (
+        scaled.rewards != "none" or scaled.reward_scale != 1 or scaled.reward_clip
+    ):
+        raise ValueError(
+            f"Experiment: normalisation must leave rewards as they are for {name}, which learns "
+            "from others. Leave out normalisation.rewards, reward_scale and reward_clip."
+        )
+    given = experiment.policy_factory or experiment.policy != Experiment.policy
+    if given and is_fixed(experiment.agent):
+        raise ValueError(
+            f"Experiment: policy and policy_factory must be left out for {name}, which follows a "
+            "rule or acts at random."
+        )
     if experiment.policy.counts and not _counts(agent):
         raise ValueError(
             f"Experiment: policy.schedule must be constant and policy.warm_up 0 for {name}, whose "

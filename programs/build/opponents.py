@@ -120,7 +120,7 @@ class _Frozen:
         experiment = read_config(RunDir.open(run_of(path)))
         try:
             self._params = read_params(path, experiment, spec, on_host=True)
-            after = counts_at(path, experiment.total_envs)
+            after = counts_at(path, experiment)
             self._agent = make_agent(experiment, spec, greedy=cfg.greedy, after=after)
         except (ValueError, TypeError) as error:
             raise ValueError(

@@ -74,18 +74,20 @@ def require_checkpoint(directory: RunDir, experiment: Experiment, path: Path | N
     return path
 
 
-def counts_at(path: Path, num_envs: int) -> RunCounts:
+def counts_at(path: Path, experiment: Experiment, num_envs: int = 0) -> RunCounts:
     """Returns the mean number of steps and episodes per environment of a run at a checkpoint.
 
     Args:
       path: path of the checkpoint.
-      num_envs: number of the run's environments whose steps count as frames.
+      experiment: the run's experiment.
+      num_envs: number of the run's environments whose steps count as frames; 0 for all.
     """
+    num_envs = num_envs or experiment.total_envs
     metadata = checkpoint.read_metadata(path)
     frames, episodes = metadata.get("env_frames", metadata["step"]), metadata.get("episodes")
-    return RunCounts(
-        int(frames) // num_envs, None if episodes is None else int(episodes) // num_envs
-    )
+    learned = experiment.all_frames - experiment.frames  # before the run acted
+    acted = max(0, int(frames) - learned)
+    return RunCounts(acted // num_envs, None if episodes is None else int(episodes) // num_envs)
 
 
 def read_params(
@@ -100,7 +102,7 @@ def read_params(
       on_host: True to return numpy arrays, which use no device memory.
       policy: name of the policy, if the run trained several.
     """
-    agent = make_agent(experiment, spec)
+    agent = make_agent(experiment, spec, greedy=True)  # has the params of one that explores
     params = jax.eval_shape(agent.initial_params, jax.eval_shape(jax.random.PRNGKey, 0))
     if on_host:
         params = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), params)

@@ -6,6 +6,7 @@ import contextlib
 import io
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any, TypeVar
 
 import tyro
@@ -43,9 +44,7 @@ def whole_number(text: str) -> int:
       ValueError: the text is not an integer.
     """
     if _POWER.fullmatch(text) and float(text).is_integer():
-        digits, _, power = text.lower().partition("e")
-        whole, _, fraction = digits.partition(".")
-        return int(whole + fraction) * 10 ** (int(power) - len(fraction))
+        return int(Decimal(text))
     try:
         return int(text)
     except ValueError:

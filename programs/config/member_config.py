@@ -37,10 +37,8 @@ def kind_of_agent(name: str) -> type:
         own_modules.load_entry_points(own_modules.AGENTS)
         kind = AGENTS.find(name)
     if kind is None:
-        raise ValueError(
-            f"unknown kind of agent {name!r}{nearest(name, AGENTS.by_name())} An agent of your own "
-            "needs --module, the module that registers it."
-        )
+        hint = f"{nearest(name, AGENTS.by_name())} One of your own needs --module MODULE."
+        raise ValueError(f"unknown kind of agent {name!r}{hint}")
     return kind
 
 

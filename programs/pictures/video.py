@@ -100,7 +100,7 @@ class _Encoded:
         self._av = av
         self._container: Any = av.open(str(path), "w")
         rate = Fraction(fps).limit_denominator(1000)
-        self._stream: Any = self._container.add_stream(_CODECS[path.suffix], rate=rate)
+        self._stream: Any = self._container.add_stream(_CODECS[path.suffix.lower()], rate=rate)
         self._stream.pix_fmt = "yuv420p"
         self._stream.options = {"crf": "20"}
         self._started = False

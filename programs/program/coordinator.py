@@ -349,8 +349,8 @@ class Coordinator:
             }
 
     @remote(idempotent=True)
-    def events(self, after: int, end: str) -> list[list[Any]]:
-        """Returns the events after the one of this number, for callbacks.
+    def events(self, after: int, end: str) -> list[bytes]:
+        """Returns the events after the one of this number, for callbacks, each encoded.
 
         Args:
           after: the number of the last event that was read.
@@ -363,7 +363,8 @@ class Coordinator:
                     self._end_if_due()
             found = self._events.after(after)
             self._changed.notify_all()
-            return found
+        # One by one: the header of a message cannot describe the content of thousands.
+        return [codec.encode(event) for event in found]
 
     def wait_until_read(self, timeout: float) -> bool:
         """Waits until all events have been read."""

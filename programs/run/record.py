@@ -218,9 +218,9 @@ def _write(
         "seed": experiment.seed,
     }
     if not saved:
-        experiment = Experiment(
-            **_PLAIN, **{name: getattr(experiment, name) for name in ("env", "evaluator", "seed")}
-        )
+        own = {name: getattr(experiment, name) for name in ("evaluator", "seed")}
+        without_levels = dataclasses.replace(experiment.env, levels=0)
+        experiment = Experiment(**_PLAIN, **own, env=without_levels)
         source["agent"] = type(experiment.agent).__name__
     if len(saved) > 1:
         source["checkpoints"] = [checkpoint.step_of(path) for path in saved]
@@ -249,7 +249,7 @@ def _play(
     signals: StopSignals,
 ) -> None:
     """Plays until the writer is done, by the params of a checkpoint; at random without one."""
-    after = None if saved is None else counts_at(saved, experiment.total_envs)
+    after = None if saved is None else counts_at(saved, experiment)
     agent = make_agent(experiment, env.spec, greedy=greedy, after=after)
     key = role_key(experiment.seed, "record")
     params = () if saved is None else read_params(saved, experiment, env.spec)

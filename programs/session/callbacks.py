@@ -20,7 +20,7 @@ from rlstack.checks import WrongKindError, no_exits
 from rlstack.programs.session import errors
 from rlstack.types import Logs
 
-_MAX_WAITING = 20_000  # events that the calling process may be behind
+MAX_WAITING = 20_000  # events that the calling process may be behind
 
 Answer = bool | str | None
 
@@ -153,7 +153,7 @@ class EventLog:
     """The newest events of a program, for the process that started it."""
 
     def __init__(self) -> None:
-        self._events: collections.deque[list[Any]] = collections.deque(maxlen=_MAX_WAITING)
+        self._events: collections.deque[list[Any]] = collections.deque(maxlen=MAX_WAITING)
         self._number = 0
 
     def send(self, kind: str, number: int, content: Any) -> None:

@@ -126,7 +126,7 @@ def team_from_run(
     spec = EnvSpec(codec.observation_spec, codec.action_spec)
     path = chosen_checkpoint(directory, experiment, params)
     restored = read_params(path, experiment, spec)
-    after = counts_at(path, experiment.total_envs)
+    after = counts_at(path, experiment)
     agent = make_agent(experiment, spec, greedy=greedy, after=after)
     key = jax.random.PRNGKey(seed)
     inferencer = Inferencer(InferencerConfig(), agent, FixedParams(restored), num_agents, key)

@@ -145,5 +145,7 @@ class RaggedTransformerConfig(Checked):
         self.require_at_least(0, "num_layers")
         splits = self.d_model % self.num_heads == 0
         self.require("d_model", splits, f"a multiple of the {self.num_heads} heads")
-        mixes = self.pooling == "none" or self.relative_positions.kind == "none"
-        self.require("pooling", mixes, "none with relative positions, which need attention")
+        between = self.relative_positions
+        codes = between.kind != "none" or between.project_keys or between.project_values
+        attends = self.pooling == "none" and self.num_layers > 0
+        self.require("pooling", attends or not codes, "none, with layers, for relative positions")

@@ -77,7 +77,9 @@ def imitator_and_critic(
     cfg = cfg or NetworkConfig(hidden_sizes=(256, 256), activation="relu")
     plain = dataclasses.replace(cfg, policy_log_std=NetworkConfig.policy_log_std)
     both = policy_and_critic(obs_spec, action_spec, plain)
-    of_policy = dataclasses.replace(cfg, critic_input=NetworkConfig.critic_input)
+    of_policy = dataclasses.replace(
+        cfg, critic_input=NetworkConfig.critic_input, critic=NetworkConfig.critic
+    )
     return both._replace(policy=policy_network(obs_spec, action_spec, of_policy))
 
 

@@ -49,6 +49,7 @@ class Wrapped(Agent):
         self.network, self.policy = agent.network, agent.policy
         self.learns, self.has_priorities = agent.learns, agent.has_priorities
         self.writes_back, self.has_values = agent.writes_back, agent.has_values
+        self.reads_rewards = agent.reads_rewards
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.agent, *self._others)

@@ -109,18 +109,23 @@ def _with_summed_gradient(params: Params) -> Params:
 def _divide(rows: int, shards: int, axis: int) -> Callable[[Array], Array]:
     """Returns a function that takes this device's rows of an array.
 
-    Its gradient has all rows, by one collective for each array that has a gradient.
+    Its gradient has all rows, by one collective for each array that has a gradient. It is the same
+    on all devices, so its own gradient, as of a gradient penalty, is that of each device's rows.
     """
 
     def own(x: Array) -> Array:
         return own_rows(x, shards, axis)
 
-    def gathered(_: None, grad: Array) -> tuple[Array]:
+    def gather(grad: Array) -> Array:
         whole = jax.lax.all_gather(grad, AXIS, axis=axis, tiled=True)
-        return (jax.lax.slice_in_dim(whole, 0, rows, axis=axis),)
+        return jax.lax.slice_in_dim(whole, 0, rows, axis=axis)
 
-    differentiable = jax.custom_vjp(own)
-    differentiable.defvjp(lambda x: (own(x), None), gathered)
+    differentiable, gathered = jax.custom_vjp(own), jax.custom_vjp(gather)
+    differentiable.defvjp(lambda x: (own(x), None), lambda _, grad: (gathered(grad),))
+    gathered.defvjp(
+        lambda grad: (gather(grad), None),
+        lambda _, x: (own_rows(x, shards, axis, fill="constant"),),
+    )
     return lambda x: differentiable(x) if _is_float(x) else own(x)
 
 

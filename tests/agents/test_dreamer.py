@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rlstack.acting.actor import transition_spec
 from rlstack.agents.dreamer import Dreamer, DreamerConfig, DreamerOutput, Imagined, States
 from rlstack.checks import ActionKindError
 from rlstack.configs.world_model import WorldModelConfig
@@ -19,7 +20,7 @@ from rlstack.programs.config.presets import preset
 from rlstack.programs.run import train
 from rlstack.programs.run.single_process import SingleProcessRun
 from rlstack.storage import checkpoint
-from rlstack.types import Batch, Transition
+from rlstack.types import Batch, EnvSpec, Transition
 from tests.agent_cases import (
     FAST,
     FIRST,
@@ -34,6 +35,7 @@ from tests.agent_cases import (
     VECTOR,
     Setting,
     assert_close,
+    case,
     quick_jit,
     random_timesteps,
 )
@@ -644,3 +646,9 @@ def test_it_runs_in_every_topology(topology, tmp_path):
 def test_it_learns_to_catch_on_pixels(tmp_path):
     result = train.run(preset("catch-dreamer"), tmp_path / "run", stream=io.StringIO())
     assert result.eval_return_mean > 0.8
+
+
+def test_without_writing_back_steps_hold_actions_alone():
+    """So it learns from recorded ones."""
+    agent = case("dreamer-stored").agent
+    assert transition_spec(agent, EnvSpec(VECTOR, UNEVEN)).agent_output._fields == ("action",)

@@ -16,7 +16,7 @@ from rlstack.families.advantage_weighted import (
     imitator_and_critic,
 )
 from rlstack.families.off_policy import sampling_policy
-from rlstack.networks import NetworkConfig, PolicyAndCritic
+from rlstack.networks import CriticConfig, NetworkConfig, PolicyAndCritic
 from tests.agent_cases import (
     FAST,
     FIRST,
@@ -258,3 +258,13 @@ def test_what_they_cannot_do_is_refused():
         IQLConfig(min_log_std=3.0)
     with pytest.raises(ValueError, match="feed-forward"):
         imitator_and_critic(VECTOR, UNEVEN, NetworkConfig(core="gru"))
+
+
+def test_the_critic_has_layers_of_its_own():
+    cfg = NetworkConfig(hidden_sizes=(4,), critic=CriticConfig(hidden_sizes=(12, 12)))
+    network = imitator_and_critic(VECTOR, UNEVEN, cfg)
+    widths = [
+        {leaf.shape[-1] for leaf in jax.tree.leaves(part.init(jax.random.PRNGKey(0)))}
+        for part in network
+    ]
+    assert 12 not in widths[0] and 12 in widths[1]

@@ -70,7 +70,7 @@ def test_the_bonus_is_clipped_and_the_target_is_a_constant():
     assert not np.any(moved)
 
 
-@pytest.mark.parametrize("changes", [{"bonus": 1.5}, {"bonus_clip": 0.5}])
+@pytest.mark.parametrize("changes", [{"bonus": 1.5}, {"bonus_clip": 0.5}, {"double": False}])
 def test_configs_out_of_range_are_refused(changes):
     with pytest.raises(ValueError, match=next(iter(changes))):
         make(**changes)

@@ -26,6 +26,7 @@ OTHERS = [
     "sac",
     "td3",
     "impala-lstm",
+    "gail",
     "iqn",
     "r2d2",
     "rainbow",

@@ -275,3 +275,15 @@ def test_the_orbital_cannon_has_modules_of_its_own():
     modules = jax.eval_shape(network.init, jax.random.PRNGKey(0))
     ends = {name.rsplit("/", 1)[-1] for name in modules}
     assert {"Orbital_Cannon_linear", "policy_head_Fire_Orbital_Cannon_query"} <= ends
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pooling": "mean", "relative_positions": RelativePositionsConfig(project_keys=True)},
+        {"num_layers": 0, "relative_positions": RelativePositionsConfig(project_values=True)},
+    ],
+)
+def test_relative_positions_need_attention(changes):
+    with pytest.raises(ValueError, match="pooling must be none, with layers, for relative"):
+        RaggedTransformerConfig(**changes)

@@ -196,9 +196,9 @@ def counts_of(path: Path, experiment: Experiment) -> RunCounts:
       experiment: the run's experiment, with all policies.
     """
     if not experiment.policies:
-        return counts_at(path, experiment.total_envs)
+        return counts_at(path, experiment)
     rows = sum(member.experiment.total_envs for member in divide(experiment).learning)
-    return counts_at(path, rows)
+    return counts_at(path, experiment, rows)
 
 
 def _own_experiment(experiment: Experiment, name: str, kind: Kind) -> Experiment:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from pathlib import Path
+from typing import Any
 
 from rlstack.programs.program.base import EVALUATING, OVER
 from rlstack.programs.program.coordinator import Coordinator
 from rlstack.programs.program.failures import read_failures, restart_line, since_restart
 from rlstack.programs.session import timing
-from rlstack.programs.session.callbacks import received
+from rlstack.programs.session.callbacks import MAX_WAITING, Callbacks, received
 from rlstack.programs.session.display import ProgressDisplay
 from rlstack.programs.session.run_dir import RunDir
-from rlstack.rpc import ClosedError, RemoteError, RemoteObject, UnavailableError
+from rlstack.rpc import ClosedError, RemoteError, RemoteObject, UnavailableError, codec
 from rlstack.storage import checkpoint
 
 
@@ -24,7 +26,7 @@ class ProgramMonitor:
     """
 
     def __init__(self, address: str, display: ProgressDisplay, failures: Path) -> None:
-        """Starts the thread that shows the program.
+        """Starts the threads that show the program and call the callbacks.
 
         Args:
           address: address of the coordinator, which is asked for the status.
@@ -41,8 +43,15 @@ class ProgramMonitor:
         self._saved: set[Path] = set(checkpoint.paths(self._checkpoints))
         self._noted = 0  # the number of the coordinator's last note that was shown
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
-        self._thread.start()
+        # Callbacks may take long, and must not delay what reads the coordinator, which ends.
+        self._events: queue.SimpleQueue[tuple[str, int, Any] | None] = queue.SimpleQueue()
+        targets = {"monitor": self._run, "callbacks": self._tell}
+        self._threads = [
+            threading.Thread(target=target, name=name, daemon=True)
+            for name, target in targets.items()
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def interrupt(self, signal_number: int) -> str:
         """Asks the coordinator to end the program.
@@ -78,12 +87,15 @@ class ProgramMonitor:
             return False
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the threads, after the calls of callbacks that are left."""
         self._closed.set()
         self._coordinator.close()
-        self._thread.join()
+        reader, teller = self._threads
+        reader.join()
         self._show_restarts()
         self._hear_checkpoints()
+        self._events.put(None)
+        teller.join()
 
     def _show_restarts(self) -> None:
         size = self._failures.stat().st_size if self._failures.exists() else 0
@@ -100,11 +112,16 @@ class ProgramMonitor:
         listener = self._display.listener
         if listener is None:
             return
-        for number, kind, where, content in self._coordinator.events(self._heard, listener.reason):
+        if self._events.qsize() < MAX_WAITING:  # else the coordinator loses the oldest
+            self._fetch(listener)
+        self._hear_checkpoints()
+
+    def _fetch(self, listener: Callbacks) -> None:
+        for event in self._coordinator.events(self._heard, listener.reason):
+            number, kind, where, content = codec.decode(event)
             if number > self._heard:
                 self._heard = number
-                listener(kind, where, received(kind, content))
-        self._hear_checkpoints()
+                self._events.put((kind, where, received(kind, content)))
 
     def _hear_checkpoints(self) -> None:
         listener = self._display.listener
@@ -113,7 +130,13 @@ class ProgramMonitor:
         new = set(checkpoint.paths(self._checkpoints)) - self._saved
         self._saved |= new
         for frames, path in sorted((checkpoint.step_of(path), path) for path in new):
-            listener("checkpoint", frames, path)
+            self._events.put(("checkpoint", frames, path))
+
+    def _tell(self) -> None:
+        """Calls the callbacks, in the order of the events."""
+        while (event := self._events.get()) is not None:
+            if self._display.listener is not None:
+                self._display.listener(*event)
 
     def _run(self) -> None:
         while not self._closed.wait(timing.DISPLAY_PERIOD):

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 _HOST = "127.0.0.1"
+_PIECE = 1 << 20  # bytes of a body that are sent at once
 _NAMES = ("127.0.0.1", "localhost")  # host names that a request may give
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
@@ -114,7 +115,8 @@ class LocalHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        for begin in range(0, len(body), _PIECE):  # each has the time limit of the connection
+            self.wfile.write(body[begin : begin + _PIECE])
 
     def more_headers(self) -> dict[str, str]:
         """Returns further headers of all answers."""

@@ -152,7 +152,7 @@ class RunReader:
             preset=str(config.get("preset", "")),
             topology=str(config.get("topology", "")),
             frames=frames,
-            budget=_whole(config.get("frames")),
+            budget=_budget(config),
             logs=dict(self._logs),
             silence=self._clock() - last["wall_time"] if last else math.inf,
             waits=self._waits(),
@@ -290,6 +290,16 @@ def find_runs(path: Path, depth: int = _DEPTH) -> list[Path]:
                             inner = (linked or x.is_symlink(), level + 1, Path(x.path))
                             heapq.heappush(waiting, inner)
     return sorted(found)
+
+
+def _budget(config: Mapping[str, Any]) -> int:
+    """Returns the budget of frames, with the steps learned from before the run acts."""
+    replay = config.get("replay")
+    sizes = replay if isinstance(replay, Mapping) else {}
+    learned = _whole(config.get("offline_updates"))
+    for name in ("batch_size", "unroll_length"):
+        learned *= _whole(sizes.get(name))
+    return _whole(config.get("frames")) + learned
 
 
 def _whole(value: Any) -> int:

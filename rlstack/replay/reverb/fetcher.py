@@ -258,7 +258,7 @@ class BatchFetcher(Fetcher):
             return
         with self.changed:
             self._batches += [DrawnBatch(*batch) for batch in batches]
-            self.fetched += sum(len(batch.keys) for batch in self._batches[-len(batches) :])
+            self.fetched += sum(len(keys) for keys, *_ in batches)
             self.changed.notify_all()
 
     def _find(self) -> RemoteObject:

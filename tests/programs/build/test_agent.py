@@ -7,6 +7,10 @@ import numpy as np
 import pytest
 
 from rlstack import exploration
+from rlstack.acting.actor import transition_spec
+from rlstack.agents.sqil import SQILConfig
+from rlstack.configs.exploration import PolicyConfig
+from rlstack.configs.normalisation import NormalisationConfig
 from rlstack.programs.build import opponents
 from rlstack.programs.build.agent import make_agent
 from rlstack.programs.build.environments import environment_spec
@@ -75,9 +79,48 @@ def test_an_agent_that_does_not_count_keeps_its_policy(spec):
         ({}, (4, None)),
     ],
 )
-def test_a_checkpoint_has_the_counts_of_each_environment(tmp_path, told, wanted):
+def test_a_checkpoint_has_the_counts_of_each_environment(experiment, tmp_path, told, wanted):
     path = checkpoint.save(tmp_path, 47, {"x": np.zeros(1)}, told)
-    assert counts_at(path, 10) == wanted
+    assert counts_at(path, experiment, 10) == wanted
+
+
+def test_steps_learned_from_data_are_not_acted(experiment, tmp_path):
+    replay = dataclasses.replace(experiment.replay, batch_size=64, unroll_length=1)
+    both = dataclasses.replace(experiment, replay=replay, data="d", offline_updates=10)
+    told = {"env_frames": 640 + 80, "episodes": 16}
+    path = checkpoint.save(tmp_path, 720, {"x": np.zeros(1)}, told)
+    assert counts_at(path, both) == (10, 2)  # of each of eight environments
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("cartpole-scripted", {"policy": PolicyConfig("epsilon_greedy")}, "must be left out"),
+        (
+            "cartpole-random",
+            {"policy_factory": "rlstack.exploration:Sample"},
+            "must be left out",
+        ),
+        (
+            "cartpole-dqn",
+            {"agent": SQILConfig(), "normalisation": NormalisationConfig(reward_scale=0.1)},
+            "normalisation must leave rewards as they are for SQIL",
+        ),
+    ],
+)
+def test_options_that_an_agent_would_ignore_are_refused(spec, name, changes, message):
+    replay = dataclasses.replace(preset("cartpole-dqn").replay, sampler="uniform")
+    experiment = dataclasses.replace(preset(name), replay=replay, **changes)
+    with pytest.raises(ValueError, match=message):
+        make_agent(experiment, spec)
+
+
+def test_an_agent_with_levels_explores_where_there_are_none():
+    base = preset("cartpole-ppo")
+    leveled = dataclasses.replace(base, env=dataclasses.replace(base.env, levels=8))
+    spec = environment_spec(base)
+    agent = make_agent(leveled, spec, after=exploration.RunCounts(5, 1))
+    assert transition_spec(agent, spec).agent_output.action.shape == ()
 
 
 def test_the_frames_of_several_policies_are_those_of_all_their_rows(tmp_path):

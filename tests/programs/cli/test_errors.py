@@ -207,10 +207,13 @@ def test_an_exception_of_the_users_code_has_its_place(tmp_path, capsys, monkeypa
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("12", 12), ("1e5", 100_000), ("2.5E6", 2_500_000), ("-1e+2", -100), ("1_000", 1000)],
+    [
+        *(("12", 12), ("1e5", 100_000), ("2.5E6", 2_500_000), ("-1e+2", -100), ("1_000", 1000)),
+        *(("1.000000e+05", 100_000), ("1.100000e+01", 11)),
+    ],
 )
 def test_whole_numbers(text, number):
-    assert whole_number(text) == number
+    assert whole_number(text) == number and type(whole_number(text)) is int
     assert whole_number("12345678901234567890") == 12345678901234567890
 
 

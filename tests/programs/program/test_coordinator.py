@@ -16,6 +16,7 @@ from rlstack.programs.program.stopping import NodeLostError
 from rlstack.programs.session.display import ProgressDisplay
 from rlstack.programs.session.progress import Progress
 from rlstack.programs.session.run_dir import RunDir
+from rlstack.rpc import codec
 from rlstack.storage.loggers import InMemoryLogger
 
 
@@ -370,3 +371,12 @@ def test_a_repeated_announcement_of_the_last_checkpoint_changes_nothing(desk):
     desk.coordinator.evaluated(1004, np.array([10.0]), np.array([10]), last=True)
     desk.coordinator.saved()
     assert desk.report("learner")["phase"] == OVER
+
+
+def test_thousands_of_unread_events_fit_into_a_message(desk):
+    logs = {f"learner/log_{i}": 1.0 for i in range(12)}
+    for number in range(20_000):
+        desk.coordinator._events.send("update", number, logs)
+    answer = codec.decode(codec.encode(desk.coordinator.events(0, "")))
+    assert len(answer) == 20_000
+    assert codec.decode(answer[-1]) == [20_000, "update", 19_999, logs]

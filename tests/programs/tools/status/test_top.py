@@ -167,6 +167,12 @@ def test_a_config_that_is_damaged_later_does_not_change_what_is_known(run):
     assert (reader.read().budget, reader.read().preset) == (1000, "cartpole-ppo")
 
 
+def test_the_budget_has_the_steps_learned_from_before_acting(run):
+    config = {"frames": 1000, "offline_updates": 10}
+    run.config.write_text(json.dumps({**config, "replay": {"batch_size": 8, "unroll_length": 2}}))
+    assert RunReader(run.path, lambda: NOW).read().budget == 1160
+
+
 def test_the_limit_must_be_positive(run, capsys):
     for limit in (0, -1):
         assert cli.top([str(run.path), "--once", "--limit", str(limit)]) == 1
