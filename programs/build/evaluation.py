@@ -210,11 +210,12 @@ class CompiledEvaluator(Evaluator):
 
     def _rows(self, played: Played, made: int) -> Generator[Row, bool, bool]:
         """Yields the steps that were made; returns whether new episodes must be started."""
-        step_type, reward, bad = (np.asarray(x)[:made] for x in played)
+        step_type, reward, bad, metrics = jax.tree.map(lambda x: np.asarray(x)[:made], played)
         for i in range(made):  # the evaluation may not need all of them
             if bad[i].any():
                 raise fault_error(self._env_cfg.name, bad[i])
-            if (yield Row(step_type[i], reward[i])):
+            numbers = {name: x[i].astype(float) for name, x in metrics.items()}
+            if (yield Row(step_type[i], reward[i], numbers)):
                 return True
         return False
 

@@ -81,6 +81,8 @@ class Row(NamedTuple):
 
     step_type: Array  # [B] int32
     reward: Array  # [B] float32
+    # [B], of the episodes that end here; empty if the pool tells them.
+    metrics: Mapping[str, Array] = MappingProxyType({})
 
 
 class _EvaluatedParams:
@@ -163,8 +165,10 @@ class Evaluator:
         row = next(playing)
         while True:
             ended = tally.add(row)
-            if ended and metrics_of is not None:
-                for name, values in metrics_of(np.array(ended, np.int32)).items():
+            if ended:
+                ids = np.array(ended, np.int32)
+                told = {name: values[ids] for name, values in row.metrics.items()}
+                for name, values in (told or (metrics_of(ids) if metrics_of else {})).items():
                     metrics.setdefault(name, []).append(values)
             if progress is not None:
                 progress(tally.ended, tally.total)

@@ -78,6 +78,7 @@ class Played(NamedTuple):
     step_type: Array  # int32
     reward: Array  # float32
     bad: Array  # uint8, as in `EpisodeStats`
+    metrics: dict[str, Array]  # float32, of the episodes that end here
 
 
 class Acted(NamedTuple):
@@ -178,7 +179,7 @@ class Actors:
           rng_key: the acting key.
         """
         acting = strongly_typed(self.start(env_keys, rng_key))
-        row = self._row(acting.timestep)
+        row = self._row(acting)
         return acting, jax.tree.map(lambda x: x[None], row)
 
     def play(
@@ -202,12 +203,12 @@ class Actors:
             after, _, _ = self.step(params, jnp.zeros((), jnp.int32), acting, self.tally())
             # XLA then leaves out what counts episodes, and compiles in less time.
             acting = after._replace(returns=acting.returns, lengths=acting.lengths)
-            row = self._row(acting.timestep)
+            row = self._row(acting)
             return acting, jax.tree.map(lambda rows, x: rows.at[i].set(x), played, row)
 
         empty = jax.tree.map(
             lambda x: jnp.zeros((most, *x.shape), x.dtype),
-            jax.eval_shape(self._row, acting.timestep),
+            jax.eval_shape(self._row, acting),
         )
         with forms.in_loop():
             return jax.lax.fori_loop(0, steps, once, (acting, empty))
@@ -226,8 +227,9 @@ class Actors:
         output, next_state = self.agent.actor_step(step_key, params, timestep, state)
         return Acted(output, state, next_state, next_key)
 
-    def _row(self, timestep: TimeStep) -> Played:
-        return Played(timestep.step_type, timestep.reward, self._bad(timestep))
+    def _row(self, acting: Acting) -> Played:
+        timestep, metrics = acting.timestep, self.env.episode_metrics(acting.env)
+        return Played(timestep.step_type, timestep.reward, self._bad(timestep), metrics)
 
     def _bad(self, timestep: TimeStep) -> Array:
         return faults(self.env, timestep, self._check_finite)

@@ -23,6 +23,7 @@ CHAIN = "tests.jax_envs.toy:TruncatingChain"
 POINT = "tests.jax_envs.toy:PointMass"
 MASKED = "tests.jax_envs.toy:MaskedDict"
 SEATS = "rlstack.jax_envs.cover:Cover"
+DEEP_SEA = "rlstack.jax_envs.bsuite:DeepSea"
 
 
 class Drifting:
@@ -78,6 +79,9 @@ def same(found, wanted):
     np.testing.assert_array_equal(found.lengths, wanted.lengths)
     np.testing.assert_allclose(found.returns, wanted.returns, rtol=1e-5)
     assert found.returns.dtype == wanted.returns.dtype == np.float64
+    assert found.metrics.keys() == wanted.metrics.keys()
+    for name, values in found.metrics.items():
+        np.testing.assert_allclose(values, wanted.metrics[name], rtol=1e-6)
     return found.cut == wanted.cut and found.opponents == wanted.opponents
 
 
@@ -89,6 +93,7 @@ def same(found, wanted):
         ("pendulum-td3", POINT, {}),  # with actions that are clipped
         ("cartpole-dqn", MASKED, {}),  # with masks
         ("cartpole-ppo", SEATS, {"length": 5}),  # seats of games
+        ("cartpole-ppo", DEEP_SEA, {}),  # with metrics of episodes
     ],
 )
 def test_episodes_are_those_of_an_evaluator_that_steps_a_pool(agent, name, options):
