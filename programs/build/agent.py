@@ -145,17 +145,17 @@ def _check_for_training(experiment: Experiment, agent: Agent) -> None:
             f"Experiment: normalisation must leave rewards as they are for {name}, which learns "
             "from others. Leave out normalisation.rewards, reward_scale and reward_clip."
         )
-    given = experiment.policy_factory or experiment.policy != Experiment.policy
-    if given and is_fixed(experiment.agent):
-        raise ValueError(
-            f"Experiment: policy and policy_factory must be left out for {name}, which follows a "
-            "rule or acts at random."
-        )
     if experiment.policy.counts and not _counts(agent):
         raise ValueError(
             f"Experiment: policy.schedule must be constant and policy.warm_up 0 for {name}, whose "
             f"state does not count steps; got {experiment.policy.schedule} and "
             f"{experiment.policy.warm_up}."
+        )
+    given = experiment.policy_factory or experiment.policy != Experiment.policy
+    if given and is_fixed(experiment.agent):
+        raise ValueError(
+            f"Experiment: policy and policy_factory must be left out for {name}, which follows a "
+            "rule or acts at random."
         )
 
 

@@ -98,7 +98,7 @@ def test_warnings_of_mujoco_are_logged_and_leave_no_file(_fake, monkeypatch, cap
 
 
 def test_names_and_options_that_brax_lacks(_fake):
-    with pytest.raises(ValueError, match=r"brax/cheetah\. Did you mean brax/halfcheetah"):
+    with pytest.raises(ValueError, match=r"got 'cheetah'; did you mean 'brax/halfcheetah'"):
         make_jax_env("brax/cheetah")
     with pytest.raises(ValueError, match=r"brax/rolling: options must be .*size"):
         make_jax_env("brax/rolling", {"size": 3})

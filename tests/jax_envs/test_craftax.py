@@ -88,7 +88,7 @@ def test_a_death_at_the_limit_is_a_termination(_fake):
 
 
 def test_names_and_options_that_craftax_lacks(_fake):
-    with pytest.raises(ValueError, match=r"one of .*Did you mean craftax/Craftax-Classic-Symb"):
+    with pytest.raises(ValueError, match=r"Craftax; .*did you mean 'craftax/Craftax-Classic-Symb"):
         make_jax_env("craftax/Craftax-Classic-Symbolic")
     with pytest.raises(ValueError, match=r"fields of its params \(health, max.*got size, wide\."):
         make_jax_env(CLASSIC, {"wide": 3, "size": 2, "health": 1})

@@ -211,9 +211,9 @@ def test_games_of_jaxmarl():
         if kinds[-1] != FIRST:
             assert (timestep.reward < 0).all()
     assert kinds == [MID] * 25 + [LAST, FIRST]
-    with pytest.raises(ValueError, match=r"id of JaxMARL.*Did you mean.*MPE_simple_spread_v3"):
+    with pytest.raises(ValueError, match=r"id of JaxMARL.*did you mean.*MPE_simple_spread_v3"):
         make_batch("jaxmarl/MPE_simple_spread_v2")
-    with pytest.raises(ValueError, match=r"has no 'max_step'.*Did you mean.*max_steps"):
+    with pytest.raises(ValueError, match=r"has no 'max_step'.*did you mean.*max_steps"):
         make_batch("jaxmarl/MPE_simple_spread_v3", {"max_step": 5})
     make_batch("jaxmarl/MPE_simple_spread_v3", {"max_steps": 5})
     with pytest.raises(EnvError, match=r"action space must be the same for all agents.*pad True"):

@@ -168,7 +168,7 @@ def test_continuous_actions():
 
 
 def test_names_and_options_that_gymnax_lacks():
-    with pytest.raises(ValueError, match="Did you mean CartPole-v1"):
+    with pytest.raises(ValueError, match="did you mean 'CartPole-v1'"):
         SyncEnv("CartPole-v2", 1, "jax")
     with pytest.raises(ValueError, match=r"options must be fields .*max_steps_in_episode"):
         SyncEnv("CartPole-v1", 1, "jax", options={"size": 3})

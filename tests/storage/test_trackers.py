@@ -171,7 +171,7 @@ def test_a_tracker_that_is_not_installed_is_refused(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="loggers mlflow needs the package mlflow"):
         check_loggers(("jsonl", "mlflow"))
-    with pytest.raises(ValueError, match="Did you mean wandb"):
+    with pytest.raises(ValueError, match="did you mean 'wandb'"):
         check_loggers(("wandbb",))
 
 

@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,10 +38,13 @@ def _own_ray(monkeypatch):
 
 
 def other_environment():
-    """The Python of the other environment; None if it has not been made."""
+    """Yields the Python of each other environment with another version of Ray."""
     here = Path(sys.prefix).resolve()
+    own = f"ray-{metadata.version('ray')}.dist-info"
     for python in sorted(here.parent.glob(".venv*/bin/python")):
-        if (python.parents[1] / ".ready").exists() and python.parents[1].resolve() != here:
+        where = python.parents[1]
+        has_same = any(where.glob(f"lib/python*/site-packages/{own}"))
+        if (where / ".ready").exists() and not has_same:
             yield python
 
 

@@ -144,10 +144,10 @@ def test_a_name_for_the_only_policy_of_a_run_is_refused_in_a_whole_sentence(four
     assert main(["watch", f"{fours[0]}:nobody"]) == 1
     why = (
         f"{fours[0]} must have a policy of the name that is given; it has one without a name, so "
-        "leave it out; got 'nobody'"
+        "leave it out; got 'nobody'."
     )
     assert capsys.readouterr().err == f"rlstack watch: {why}\n"
-    with pytest.raises(ValueError, match=r"got 'nobody'$"):
+    with pytest.raises(ValueError, match=r"got 'nobody'\.$"):
         rlstack.load(fours[0], policy="nobody")
 
 
