@@ -10,7 +10,8 @@ standard deviation of returns, and by more where the largest return would exceed
 (``--normalisation.rewards return --normalisation.return-limit 5``). So it is an experiment (the
 presets ``hopper-simba`` and ``halfcheetah-simba``), not another agent. Deviations from SimBaV2:
 those of SAC; the range of log standard deviations is SAC's, [-20, 2] by clipping, not [-10, 2] by
-tanh; mean and deviation of the policy share the first weights of the last layers.
+tanh; the mean and the standard deviation of the policy share the first layer of the head, where
+SimBaV2 has one for each.
 
 These constants of the presets are those of the authors' program
 (https://github.com/DAVIAN-Robotics/SimbaV2, commit 86899c2): the learning rate, which falls from

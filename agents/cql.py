@@ -48,9 +48,9 @@ class CQLConfig(SACConfig):
     temperature_optimizer: OptimizerConfig | None = OptimizerConfig(learning_rate=1e-4, eps=1e-8)
     """Optimizer of the temperature's logarithm; None takes optimizer."""
     conservative_weight: float = 5.0
-    """Alpha of equation 4, beside half the squared error: weight of the penalty on the values of
-    actions that the data lacks. In the program, whose squared error is whole, it is twice as
-    large."""
+    """Alpha of equation 4: weight of the penalty on the values of actions that the data lacks. The
+    equation halves the squared error and the authors' program does not, so its min_q_weight has
+    twice this value for the same objective."""
     num_sampled: int = 10
     """Number of actions drawn from each of three distributions, to estimate the penalty."""
 

@@ -19,7 +19,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from dm_env import specs
 
 from rlstack.agents.registry import register
 from rlstack.agents.sac import SAC, SACConfig, SACLearnerState, SACParams
@@ -153,8 +155,8 @@ class GAIL(SAC):
             jax.random.permutation(pair_key, rows),
             jax.random.uniform(place_key, (rows,)),
         )
-        leaves, structure = jax.tree.flatten((timestep.observation, action))
-        leaves = [x.astype(jnp.float32) if x.dtype == jnp.uint8 else x for x in leaves]  # pictures
+        observation = jax.tree.map(_pixels_as_floats, self.obs_spec, timestep.observation)
+        leaves, structure = jax.tree.flatten((observation, action))
         is_real = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
 
         def between(x: Array) -> Array:
@@ -184,3 +186,8 @@ class GAIL(SAC):
         reward = jnp.concatenate([jnp.zeros_like(timestep.reward[:1]), reward])
         timestep = timestep._replace(reward=reward)
         return batch._replace(trajectory=trajectory._replace(timestep=timestep))
+
+
+def _pixels_as_floats(spec: specs.Array, x: Array) -> Array:
+    is_pixels = spec.dtype == np.uint8 and not isinstance(spec, specs.DiscreteArray)
+    return jnp.asarray(x, jnp.float32) if is_pixels else x

@@ -287,9 +287,9 @@ def gradient_step(
 def is_finite(logs: Logs, params: Params) -> jax.Array:
     """Returns whether the losses and the norms of the gradients of an update are finite, [] bool.
 
-    They are the logs whose names end so. If the agent does not log both ``loss`` and ``grad_norm``,
-    the new params must be finite too. Else their check would take a
-    few percent of an update of a small network.
+    These are the logs whose names end with ``loss`` or ``grad_norm``. If the agent does not log
+    both of these two names, the new params must be finite too. They are not checked otherwise,
+    because that would take a few percent of an update of a small network.
 
     Args:
       logs: the logs of the update.

@@ -146,7 +146,7 @@ def place_of(source: BaseException | traceback.StackSummary, users: bool = False
 
 
 _OF_OTHERS = (
-    *("site-packages", "dist-packages", "<frozen ", "<string> __", "<cattrs "),  # made by programs
+    *("site-packages", "dist-packages", "<frozen ", "<string> __", "<cattrs "),  # generated code
     *(file.rpartition("/")[0] + "/" for file in (traceback.__file__, __file__)),
 )
 

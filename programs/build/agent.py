@@ -127,7 +127,7 @@ def _shown(experiment: Experiment, spec: EnvSpec) -> tuple[PyTree, Callable[[Age
 
 
 def _check_for_training(experiment: Experiment, agent: Agent) -> None:
-    """Checks that the agent uses the sampler's priorities and the schedule of its policy."""
+    """Checks that the agent uses what the experiment sets: priorities, rewards, the policy."""
     name = type(agent).__name__
     if experiment.replay.sampler == "prioritized" and not agent.has_priorities:
         raise ValueError(
@@ -137,10 +137,9 @@ def _check_for_training(experiment: Experiment, agent: Agent) -> None:
         )
     if agent.writes_back:
         _check_writing_back(experiment, name)
-    scaled = experiment.normalisation
-    if not agent.reads_rewards and (
-        scaled.rewards != "none" or scaled.reward_scale != 1 or scaled.reward_clip
-    ):
+    cfg = experiment.normalisation
+    scales_rewards = cfg.rewards != "none" or cfg.reward_scale != 1 or cfg.reward_clip
+    if scales_rewards and not agent.reads_rewards:
         raise ValueError(
             f"Experiment: normalisation must leave rewards as they are for {name}, which learns "
             "from others. Leave out normalisation.rewards, reward_scale and reward_clip."

@@ -210,12 +210,15 @@ class CompiledEvaluator(Evaluator):
 
     def _rows(self, played: Played, made: int) -> Generator[Row, bool, bool]:
         """Yields the steps that were made; returns whether new episodes must be started."""
-        step_type, reward, bad, metrics = jax.tree.map(lambda x: np.asarray(x)[:made], played)
+        step_type, reward, bad, metrics = jax.tree.map(np.asarray, played)
+
+        def ended(step: int, rows: np.ndarray) -> dict[str, np.ndarray]:
+            return {name: x[step, rows].astype(float) for name, x in metrics.items()}
+
         for i in range(made):  # the evaluation may not need all of them
             if bad[i].any():
                 raise fault_error(self._env_cfg.name, bad[i])
-            numbers = {name: x[i].astype(float) for name, x in metrics.items()}
-            if (yield Row(step_type[i], reward[i], numbers)):
+            if (yield Row(step_type[i], reward[i], functools.partial(ended, i))):
                 return True
         return False
 

@@ -88,7 +88,7 @@ def _place_limits(experiment: Experiment) -> Iterator[tuple[str, object, str]]:
 
 
 def check_pace(experiment: Experiment) -> None:
-    """Checks that a run that acts and learns by turns comes back to acting, and learns from all.
+    """Checks a run that acts and learns by turns: it must act again, and learn from all items.
 
     Raises:
       ValueError: nothing limits the updates between two steps, or a fifo cannot hold the items
@@ -120,7 +120,10 @@ def check_pace(experiment: Experiment) -> None:
 
 
 def _check_fifo(experiment: Experiment) -> None:
-    """Checks that a fifo holds what is left of a batch and the items completed before an update."""
+    """Checks that a fifo has room for the items of the environments between two updates.
+
+    Items that did not fill a batch of the last update are there, too.
+    """
     replay, env = experiment.replay, experiment.env
     of_each = math.ceil(experiment.steps_per_update / replay.step_period)
     completed = (env.wait_num or env.num_envs) * of_each

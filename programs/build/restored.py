@@ -82,11 +82,25 @@ def counts_at(path: Path, experiment: Experiment, num_envs: int = 0) -> RunCount
       experiment: the run's experiment.
       num_envs: number of the run's environments whose steps count as frames; 0 for all.
     """
-    num_envs = num_envs or experiment.total_envs
     metadata = checkpoint.read_metadata(path)
-    frames, episodes = metadata.get("env_frames", metadata["step"]), metadata.get("episodes")
-    learned = experiment.all_frames - experiment.frames  # before the run acted
-    acted = max(0, int(frames) - learned)
+    frames = int(metadata.get("env_frames", metadata["step"]))
+    return run_counts(
+        experiment, frames, metadata.get("episodes"), num_envs or experiment.total_envs
+    )
+
+
+def run_counts(
+    experiment: Experiment, frames: int, episodes: int | None, num_envs: int
+) -> RunCounts:
+    """Returns the mean number of steps and episodes per environment of a run.
+
+    Args:
+      experiment: the run's experiment.
+      frames: the frames of the run, with those that it learned from before it acted.
+      episodes: its episodes; None if they are not known.
+      num_envs: number of the run's environments whose steps count as frames.
+    """
+    acted = max(0, frames - (experiment.all_frames - experiment.frames))
     return RunCounts(acted // num_envs, None if episodes is None else int(episodes) // num_envs)
 
 

@@ -23,6 +23,7 @@ from rlstack.exploration import RunCounts
 from rlstack.programs.build import xla
 from rlstack.programs.build.agent import make_agent
 from rlstack.programs.build.policies.members import divide
+from rlstack.programs.build.restored import run_counts
 from rlstack.programs.build.seeds import role_seed
 from rlstack.programs.config.experiment import Experiment
 from rlstack.programs.config.member_config import HistoryConfig
@@ -124,9 +125,7 @@ class Setup:
         """Returns the mean steps and episodes per environment, from the coordinator's answer."""
         one = self.rows or self.experiment.env.num_envs  # rows of one actor that count as frames
         envs = one * self.experiment.num_actors
-        before = self.experiment.all_frames - self.experiment.frames  # learned from, not acted
-        frames = max(0, state.env_frames - before)
-        return RunCounts(frames // envs, state.episodes // envs)
+        return run_counts(self.experiment, state.env_frames, state.episodes, envs)
 
     def configure_jax(self, *, single_thread: bool) -> None:
         """Configures XLA for this node; must come before JAX's first computation."""

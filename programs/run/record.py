@@ -218,9 +218,12 @@ def _write(
         "seed": experiment.seed,
     }
     if not saved:
-        own = {name: getattr(experiment, name) for name in ("evaluator", "seed")}
-        without_levels = dataclasses.replace(experiment.env, levels=0)
-        experiment = Experiment(**_PLAIN, **own, env=without_levels)
+        experiment = Experiment(
+            **_PLAIN,
+            env=dataclasses.replace(experiment.env, levels=0),
+            evaluator=experiment.evaluator,
+            seed=experiment.seed,
+        )
         source["agent"] = type(experiment.agent).__name__
     if len(saved) > 1:
         source["checkpoints"] = [checkpoint.step_of(path) for path in saved]

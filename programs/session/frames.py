@@ -72,7 +72,10 @@ class _Grant(NamedTuple):
 
 
 class FrameBudget:
-    """The grants of one program. At its end each actor is at most one unroll over the budget."""
+    """Grants frames to the actors of one program.
+
+    At the end each actor has made at most one unroll more than the budget allows.
+    """
 
     def __init__(self, frames: int, unroll: int, ahead: int = 2) -> None:
         """Starts without grants.

@@ -225,8 +225,9 @@ def train(work: Work, budgets: Mapping[str, Any]) -> list[Trial]:
     if len(ended) == len(members):
         work.say(f"{root} has finished, and stays as it is. Give more --frames.")
         return list(ended.values())
-    began_apart = lineage.apart or (lineage.selections and not any(lineage.checkpoints))
-    share = work.is_here and executors.may_share_a_program(study) and not began_apart
+    # Earlier versions did not write `apart`; members in one program have checkpoints here.
+    apart = lineage.apart or (lineage.selections > 0 and not any(lineage.checkpoints))
+    share = work.is_here and executors.may_share_a_program(study) and not apart
     if not share or not all(vmapped.can_trace(study.base, *v) for v in study.values.items()):
         return _train_apart(work, lineage, ended)
     with _opened(work, lineage) as runs, executors.display_of(work, runs) as display:
@@ -246,9 +247,12 @@ def _opened(work: Work, lineage: Lineage) -> Iterator[list[single.Opened]]:
             directory.write_config(to_json(experiment))
             name = lineage.checkpoints[member.number]
             start_from = directory.checkpoints / name if name else None
-            found = list(checkpoint.paths(directory.checkpoints))
-            newer = found[: found.index(start_from)] if start_from in found else found
-            for path in newer if start_from is None or start_from in found else ():
+            found = checkpoint.paths(directory.checkpoints)  # the newest first
+            if start_from is not None and start_from not in found:
+                found = []  # in doubt nothing is removed
+            for path in found:
+                if path == start_from:
+                    break
                 shutil.rmtree(path)  # the command was killed before the other members had theirs
             # The lineage names the checkpoint before until all members have the next one.
             kept = max(2, experiment.checkpoints_kept)

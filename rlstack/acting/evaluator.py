@@ -81,8 +81,13 @@ class Row(NamedTuple):
 
     step_type: Array  # [B] int32
     reward: Array  # [B] float32
-    # [B], of the episodes that end here; empty if the pool tells them.
-    metrics: Mapping[str, Array] = MappingProxyType({})
+    # The numbers of the episodes that end in these rows ([n] int32), each [n], by name.
+    metrics: Callable[[Array], Mapping[str, Array]]
+
+
+def _no_metrics(env_ids: Array) -> Mapping[str, Array]:
+    del env_ids
+    return {}
 
 
 class _EvaluatedParams:
@@ -159,16 +164,13 @@ class Evaluator:
                 f"got {env.num_envs}."
             )
         tally = _EpisodeStats(self._num_envs, self._episodes_per_env, self._max_steps)
-        metrics_of = getattr(env, "episode_metrics", None)  # other pools may have none
         metrics: dict[str, list[Array]] = {}
         playing = self._play(params, env)
         row = next(playing)
         while True:
             ended = tally.add(row)
             if ended:
-                ids = np.array(ended, np.int32)
-                told = {name: values[ids] for name, values in row.metrics.items()}
-                for name, values in (told or (metrics_of(ids) if metrics_of else {})).items():
+                for name, values in row.metrics(np.array(ended, np.int32)).items():
                     metrics.setdefault(name, []).append(values)
             if progress is not None:
                 progress(tally.ended, tally.total)
@@ -203,9 +205,10 @@ class Evaluator:
         """
         self._source.params = params
         self._inferencer.load(self._fresh)
+        metrics = getattr(env, "episode_metrics", _no_metrics)  # other pools may have none
         timestep = env.reset()
         while True:
-            restart = yield Row(timestep.step_type, timestep.reward)
+            restart = yield Row(timestep.step_type, timestep.reward, metrics)
             if restart:
                 timestep = env.reset()
             else:

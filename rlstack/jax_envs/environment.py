@@ -336,7 +336,7 @@ class BatchedEnv:
 
 
 class ChangedRewards:
-    """An environment or game whose rewards are scaled and noisy; all else is as in the original.
+    """Wraps an environment or game: scales its rewards and adds noise to them.
 
     The wrappers RewardScale and RewardNoise of bsuite (Osband et al. 2020,
     https://arxiv.org/abs/1908.03568) in one.

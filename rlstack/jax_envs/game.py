@@ -1,4 +1,7 @@
-"""Games of several seats in JAX: their protocol, and batches whose rows are seats or games."""
+"""The protocol of games with several seats in JAX, and batches of such games.
+
+A row of a batch is a seat (`BatchedGame`) or a whole game (`JointGame`).
+"""
 
 from __future__ import annotations
 

@@ -111,6 +111,23 @@ def test_the_gradient_penalty_is_also_that_of_pixels():
     assert max(np.abs(x).max() for x in moved) > 0
 
 
+def test_the_gradient_penalty_mixes_no_discrete_values():
+    spec = {"kind": specs.DiscreteArray(3, np.uint8), "place": specs.Array((2,), np.float32)}
+    network = functools.partial(policy_and_critic, cfg=NetworkConfig(hidden_sizes=(8,)))
+    agent = GAIL(GAILConfig(), spec, ONE_OF_4, network, Greedy)
+    kinds = []
+
+    def logits(discriminator, timestep, action):
+        kinds.append(timestep.observation["kind"].dtype)
+        return timestep.observation["place"].sum(-1)
+
+    agent.logits = logits
+    seen = random_timesteps(spec, np.full(6, MID))
+    norms = agent._gradient_norm((), KEY, seen, np.zeros(6, np.int32))
+    np.testing.assert_allclose(norms, np.sqrt(2), rtol=1e-5)
+    assert set(kinds) == {np.dtype(np.uint8)}
+
+
 def test_the_discriminators_log_odds_are_the_rewards():
     agent, batch = made(GAIL, GAILConfig), items()
     params, first = linear_discriminator(batch)

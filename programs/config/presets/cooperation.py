@@ -157,7 +157,7 @@ def _spread_ppo(name: str, env: EnvConfig, frames: int, **fields: Any) -> Experi
     )
 
 
-def _in_python(name: str, **options: Any) -> Experiment:
+def _spread_in_python(name: str, **options: Any) -> Experiment:
     env = EnvConfig(
         "rlstack.envs.seats.pettingzoo:Parallel",
         num_envs=_SEATS,
@@ -167,7 +167,7 @@ def _in_python(name: str, **options: Any) -> Experiment:
     return _spread_ppo(name, env, 3_000_000, evaluator=evaluator)
 
 
-def _in_jax(name: str, **options: Any) -> Experiment:
+def _spread_in_jax(name: str, **options: Any) -> Experiment:
     env = EnvConfig("jaxmarl/MPE_simple_spread_v3", num_envs=_SEATS, type="jax", options=options)
     return _spread_ppo(
         name,
@@ -183,22 +183,22 @@ def _in_jax(name: str, **options: Any) -> Experiment:
 @preset
 def mpe_spread_ippo(name: str) -> Experiment:
     """simple_spread, three agents with one policy: independent PPO (extra pettingzoo)."""
-    return _in_python(name)
+    return _spread_in_python(name)
 
 
 @preset
 def mpe_spread_mappo(name: str) -> Experiment:
     """simple_spread, three agents with one policy, and a critic that sees the state: MAPPO."""
-    return _in_python(name, critic_state="game")
+    return _spread_in_python(name, critic_state="game")
 
 
 @preset
 def jaxmarl_spread_ippo(name: str) -> Experiment:
     """simple_spread in one compiled program, independent PPO (extra jaxmarl)."""
-    return _in_jax(name)
+    return _spread_in_jax(name)
 
 
 @preset
 def jaxmarl_spread_mappo(name: str) -> Experiment:
     """simple_spread in one compiled program, MAPPO with all observations (extra jaxmarl)."""
-    return _in_jax(name, critic_state="joined")
+    return _spread_in_jax(name, critic_state="joined")

@@ -250,7 +250,8 @@ class NodeRows:
           found: the processes of the run, by node.
         """
         program = {name for name in found if name != "train"}
-        # The logs of the nodes of several policies do not tell whose nodes they are.
+        # With several policies, a log may name a node without its policy: learner is then the
+        # process learner/retailer.
         named = {name.split("/")[0] for name in program - set(status.nodes)}
         logged = {n for n in status.nodes if n in program or n.split("/")[0] not in named}
         names = sorted(logged | program) if program or status.nodes else ["train"]
